@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -184,7 +185,7 @@ def _bare_operand(value: Any) -> Any:
                 value.bound = SimpleNamespace(bound=None, **{name: bare(getattr(value, name)) for name in _BUFFERS})
             return value.bound
         case LayerConstants():
-            return value._replace(cos=bare(value.cos), sin=bare(value.sin))
+            return replace(value, cos=bare(value.cos), sin=bare(value.sin), bound=None)
     return value
 
 

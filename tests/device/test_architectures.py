@@ -20,7 +20,8 @@ NUM_BLOCKS, ALL = 128, LayerRange(0, 4)
 SIZES = {"hidden": 64, "std": 0.15, "max_position_embeddings": 512, "dtype": "float64"}
 NAMES = [sample.name for sample in SAMPLES]
 PLAIN = {
-    "Llama 2", "Llama 3", "Llama, YaRN", "Mistral", "Qwen2", "Qwen3", "Phi-4-mini", "GLM-4", "Seed-OSS",
+    "Llama 2", "Llama 3", "Llama, YaRN", "Mistral", "Mistral, windows", "Qwen2", "Qwen2, windows", "Qwen3",
+    "Phi-4-mini", "Phi-3, long", "GLM-4", "Seed-OSS",
 }  # fmt: skip
 """What needs no layer of its own."""
 FEW = part_of(

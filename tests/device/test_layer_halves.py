@@ -102,6 +102,26 @@ def rows() -> tuple[Any, ...]:
     return tables, lens, contexts, positions.astype(np.int32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_windows_caps_and_norms_of_heads_have_the_bits_of_their_kernels(name: str, dtype: torch.dtype) -> None:
+    kernels = load_kernels(name, dtype)
+    made = []
+    for window, softcap, norm in (
+        (0, 0.0, "rms"), (3, 0.0, "rms"), (0, 0.5, "rms"), (2, 0.5, "rms_plus_one"), (5, 0.0, "rms_once"),
+    ):
+        found = []
+        for half in (kernels.attend_layer, lambda *a: layer.attend_layer(kernels, *a)):
+            torch.manual_seed(3)
+            weights, buffers, constants = make(kernels, dtype, 64, True)
+            how = dataclasses.replace(constants, window=window, softcap=softcap, norm=norm)
+            half(weights, buffers, how, *rows())
+            found.append(buffers.x)
+        assert torch.equal(*found)
+        assert not any(torch.equal(found[0], other) for other in made), "it changes nothing"
+        made.append(found[0])
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("has_norms", [False, True])
 @pytest.mark.parametrize(("hidden", "is_integer"), [(64, False), (48, False), (64, True)])

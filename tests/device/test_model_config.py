@@ -103,6 +103,7 @@ def test_what_architectures_mean(read, values, expected):
         ({}, 10_000.0, None),
         ({"rope_theta": 5e5}, 5e5, None),
         ({"rope_scaling": None, "rope_theta": 1e6}, 1e6, None),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, 10_000.0, None),
         ({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4}}, 5e5, RopeScaling("linear", 4.0)),
         ({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}}, 5e5,
          RopeScaling("llama3", 8.0, 1.0, 4.0, 128)),
@@ -164,7 +165,7 @@ def test_both_spellings_of_rotary_parameters(read, values, theta, scaling):
         ({**LLAMA, "rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
         ({**LLAMA, "rope_theta": 10**400}, "rope_theta is 1000"),
         ({**LLAMA, "torch_dtype": 32}, "torch_dtype is 32, expected a string"),
-        ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic'"),
+        ({**LLAMA, "rope_scaling": {"type": "proportional", "factor": 2.0}}, "rope scaling 'proportional'"),
         ({**LLAMA, "rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({**LLAMA, "rope_scaling": "linear"}, "rope_scaling is 'linear', expected an object"),
         ({**LLAMA, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE, "low_freq_factor": 4}}, "low_freq_factor"),
@@ -246,12 +247,12 @@ def test_an_adapter_alone_is_named(tmp_path):
 )  # fmt: skip
 def test_windows_of_layers(read, values, windows):
     config = read(values)
-    assert [kind.window for kind in config.layers] == windows and not config.is_plain
+    assert [kind.window for kind in config.layers] == windows and config.is_plain
 
 
 def test_a_shorter_context_makes_a_window_irrelevant(read):
-    assert read({**MISTRAL, "sliding_window": 512}, max_model_len=512).is_plain
-    assert not read({**MISTRAL, "sliding_window": 512}, max_model_len=513).is_plain
+    short, long = (read({**MISTRAL, "sliding_window": 512}, max_model_len=length) for length in (512, 513))
+    assert (short.layers[0].window, long.layers[0].window) == (0, 512)
 
 
 @pytest.mark.parametrize("max_model_len", [0, 1025])

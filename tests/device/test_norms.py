@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from jettison.device.kernels import load_kernels
+from jettison.device.kernels.norms import rms_normalized
 from jettison.device.model.families import FAMILIES
-from jettison.device.model.norms import Norms, normalize
+from jettison.device.model.norms import Norms
 
 EPS = 1e-6
 THEIRS = {
@@ -72,7 +73,7 @@ def test_heads_round_as_transformers_in_a_view_of_a_wider_row(name, kernels):
 @pytest.mark.parametrize("kind", ["rms_once", "rms_plus_one"])
 def test_kernels_make_what_single_operations_make(kind, dtype):
     """On a card the single operations are used."""
-    x, weight, expected = numbers(9, 96).to(dtype), numbers(96).to(dtype), torch.empty(9, 96, dtype=dtype)
-    normalize(kind, x, weight, None, EPS, expected)
+    x, weight = numbers(9, 96).to(dtype), numbers(96).to(dtype)
+    expected = rms_normalized(x, weight, EPS, kind)
     Norms(kind, EPS, load_kernels("auto")).rows(x, weight, None, x)
     torch.testing.assert_close(x, expected)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from pathlib import Path
 
 import pytest
-from published import PUBLISHED, small
+from published import LEAVING_SIZES_OUT, PUBLISHED, Values
 
 from jettison.device.kernels import load_kernels
 from jettison.device.model.create import write_random_weights
@@ -21,8 +22,42 @@ from jettison.types import LayerRange
 CONTEXT = 64
 """Tokens that are served: longer than windows, shorter than every original context."""
 PARTS = (11, 25, 4)
+WINDOW = 9
+MOST_HEADS, MOST_EXPERTS, MOST_LAYERS = 4, 12, 4
+"""Of a small one; Gemma 3's pattern takes seven layers to come round."""
 
 needs_transformers = pytest.mark.skipif(not transformers_available(), reason="needs transformers")
+
+
+def small(values: Values) -> Values:
+    """The same with little hidden size, few heads, layers and experts, and a narrow window; a head's size stays."""
+    values = copy.deepcopy(values)
+    _shrink(values.get("text_config", values))
+    return values
+
+
+def _shrink(of: Values) -> None:
+    is_gemma3 = of["model_type"] == "gemma3_text"
+    heads = of.get("num_attention_heads", 8 if is_gemma3 else None)
+    shared = heads // of.get("num_key_value_heads", 4 if is_gemma3 else None)
+    few = MOST_HEADS if is_gemma3 and "num_attention_heads" not in of else min(heads, MOST_HEADS)
+    of["num_attention_heads"], of["num_key_value_heads"] = few, max(1, few // min(shared, few))
+    head_dim = of.get("head_dim") or (256 if is_gemma3 else of["hidden_size"] // heads)
+    of["hidden_size"] = 64 if "head_dim" in of or is_gemma3 else few * head_dim
+    if of["model_type"] == "cohere2":  # transformers takes it from these two, whatever the file says
+        of["hidden_size"] = few * head_dim
+    of["intermediate_size"], of["vocab_size"], of["pad_token_id"] = 72, 300, 0
+    layers = of["num_hidden_layers"] = min(of["num_hidden_layers"], 7 if is_gemma3 else MOST_LAYERS)
+    for key in ("layer_types", "no_rope_layers"):
+        if key in of:
+            of[key] = of[key][:layers]
+    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if key in of:
+            of[key] = MOST_EXPERTS
+    if "moe_intermediate_size" in of:
+        of["moe_intermediate_size"] = 24
+    if of.get("sliding_window") is not None and of["sliding_window"] < of.get("max_position_embeddings", 131072):
+        of["sliding_window"] = WINDOW
 
 
 def parsed(values: dict[str, object]) -> DecoderConfig:
@@ -60,16 +95,31 @@ def test_a_small_one_has_the_log_probabilities_of_transformers(name, tmp_path, n
         assert list(likeliest.values()) == pytest.approx(row[list(likeliest)].tolist(), abs=1e-9)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@needs_transformers
+@pytest.mark.parametrize("name", {**PUBLISHED, **LEAVING_SIZES_OUT})
 def test_all_of_it_is_read(name):
-    """At the sizes that it has."""
-    values = PUBLISHED[name]
-    text = values.get("text_config", values)
+    """At the sizes that it has, or that transformers takes where it leaves them out."""
+    from transformers import CONFIG_MAPPING
+
+    values = {**PUBLISHED, **LEAVING_SIZES_OUT}[name]
     config = parsed(values)
-    assert (config.num_layers, config.hidden_size) == (text["num_hidden_layers"], text["hidden_size"])
-    assert (config.num_heads, config.num_kv_heads) == (
-        text.get("num_attention_heads", 8), text.get("num_key_value_heads", 4)
+    wanted = CONFIG_MAPPING[values["model_type"]](**values).get_text_config()
+    assert (config.num_layers, config.hidden_size, config.num_heads) == (
+        wanted.num_hidden_layers, wanted.hidden_size, wanted.num_attention_heads,
     )  # fmt: skip
+    assert (config.num_kv_heads, config.head_dim) == (
+        wanted.num_key_value_heads,
+        getattr(wanted, "head_dim", None) or wanted.hidden_size // wanted.num_attention_heads,
+    )
+    assert (config.intermediate_size, config.vocab_size, config.max_position_embeddings) == (
+        wanted.intermediate_size, wanted.vocab_size, wanted.max_position_embeddings,
+    )  # fmt: skip
+    assert config.ropes[0].theta == _theta(wanted.rope_parameters)
+
+
+def _theta(parameters: Values) -> float:
+    """Of the layers that see all positions."""
+    return parameters.get("full_attention", parameters)["rope_theta"]
 
 
 @needs_transformers
@@ -84,8 +134,8 @@ def test_absent_keys_are_those_of_transformers(architecture):
         always["head_dim"] = 128
     full = {**CONFIG_MAPPING[model_type]().to_dict(), **always}
     required = ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads")
-    if architecture == "Gemma3ForCausalLM":
-        required = required[:3]
+    sizes = FAMILIES[architecture].text_sizes
+    assert not sizes or sizes == {key: full[key] for key in required}
     with pytest.raises(ModelError, match=f"{required[0]} is missing"):
         parsed(always)
     found = parsed({**always, **{key: full[key] for key in required}})

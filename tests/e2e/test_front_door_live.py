@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "server"))
 
 from http_cases import Verdicts, play_all
 
+from jettison.cli.main import main
 from jettison.live.experiments.server_process import free_port
 from jettison.server.descriptors import RESERVED, RESERVED_PER_INSTANCE
 from jettison.server.http_protocol import PROBE_CONNECTIONS
@@ -80,15 +81,14 @@ def test_keys_from_a_file_change_while_it_serves(serving, memory_for, tmp_path):
         assert not [word for word in ("alpha", "beta", "gamma", "bad\x1b") if word in served.log()]
 
 
-def test_a_bad_key_file_ends_the_start_with_one_line(model_dir, tmp_path):
+def test_a_bad_key_file_ends_the_start_with_one_line(model_dir, tmp_path, capsys):
     path = tmp_path / "keys"
     path.write_bytes(b"two words\n")
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in (COMMON_FLAGS | {"port": 0}).items()]
-    run = subprocess.run(
-        [PYTHON, "-m", "jettison", "serve", str(model_dir), f"--api-key-file={path}", *flags],
-        env=child_environment(), capture_output=True, text=True, timeout=START_TIMEOUT_S)  # fmt: skip
-    assert (run.returncode, run.stdout) == (2, "")
-    (line,) = run.stderr.splitlines()
+    assert main(["serve", str(model_dir), f"--api-key-file={path}", *flags]) == 2
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert not out
     assert line.startswith("jettison: ")
     assert str(path) in line
 

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from schedule import LONG_ONES, TOGETHER, pytest_xdist_make_scheduler, rank, unit_of
+from schedule import (
+    LONG_ONES,
+    TOGETHER,
+    from_a_place_of_its_own,
+    pytest_xdist_auto_num_workers,
+    pytest_xdist_make_scheduler,
+    rank,
+    unit_of,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +30,28 @@ def test_files_stay_whole_and_folders_with_shared_servers_too() -> None:
     assert unit_of("tests/e2e/test_drain.py::test_a") == unit_of("tests/e2e/test_lm_eval.py::test_b")
     assert rank("tests/e2e/test_drain.py::test_a") < rank("tests/live/wire/test_codec.py::test_b")
     assert rank("tests/test_config.py::test_a") == len(LONG_ONES)
+
+
+def test_workers_collect_the_same_from_places_of_their_own() -> None:
+    for num_workers in (1, 2, 3, 9):
+        orders = [from_a_place_of_its_own(list("abcdefg"), worker, num_workers) for worker in range(num_workers)]
+        assert all(sorted(order) == list("abcdefg") for order in orders)
+        assert len({order[0] for order in orders}) == min(num_workers, 7)
+    assert from_a_place_of_its_own([], 1, 2) == []
+
+
+@pytest.mark.parametrize(("named", "expected"), [(None, 5), ("4", 4)])
+def test_there_is_one_worker_more_than_cores(
+    named: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
+    if named is not None:
+        monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", named)
+    asked = pytest_xdist_auto_num_workers()
+    next(asked)
+    with pytest.raises(StopIteration) as end:
+        asked.send(4)
+    assert end.value.value == expected
 
 
 def test_garbage_is_collected_while_tests_run_in_the_controller_too(

@@ -47,7 +47,8 @@ from jettison.device.kernels.base import (
     fail,
 )
 from jettison.device.kernels.experts import activate, check_experts, check_weights
-from jettison.device.kernels.layer import feed_forward
+from jettison.device.kernels.layer import feed_forward, prepare_heads
+from jettison.device.kernels.norms import rms_normalized
 from jettison.device.kernels.onednn import torch_sums
 from jettison.device.kernels.operands import (
     Activations,
@@ -61,7 +62,7 @@ from jettison.device.kernels.operands import (
     Weight,
 )
 from jettison.device.kernels.registry import KernelsUnavailableError
-from jettison.device.model.arithmetic import Activation
+from jettison.device.model.arithmetic import Activation, RmsNorm
 from jettison.device.model.integers import IntegerForm
 from jettison.errors import ConfigError
 
@@ -210,10 +211,19 @@ class CudaKernels:
     def attend_rows(
         self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, rows: StepRows
     ) -> None:
-        """The first half of a layer, for rows that are on the device: four launches."""
-        self.linear(buffers.x, weights.qkv_weight, None, buffers.qkv)
-        self.prepare_and_write(weights, buffers, constants, rows)
-        self.attend(buffers.q, weights.arena, rows, buffers.attention, constants.scale)
+        """The first half of a layer, for rows that are on the device: four launches, where norms of heads are
+        Llama's."""
+        if constants.norm == "rms" or weights.q_norm is None:
+            self.linear(buffers.x, weights.qkv_weight, None, buffers.qkv)
+            self.prepare_and_write(weights, buffers, constants, rows)
+        else:
+            self.linear(buffers.x, weights.qkv_weight, weights.qkv_bias, buffers.qkv)
+            prepare_heads(self, weights, buffers, constants, rows.positions)
+            self.write_rows(buffers.k, buffers.v, weights.arena, rows)
+        self.attend(
+            buffers.q, weights.arena, rows, buffers.attention, constants.scale, None, constants.window,
+            constants.softcap,
+        )  # fmt: skip
         self.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
 
     def prepare_and_write(
@@ -271,9 +281,12 @@ class CudaKernels:
 
     # ------------------------------------------------------------------------------------------ element by element
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, kind: RmsNorm = "rms") -> None:
         """See ``Kernels.rms_norm``."""
         check_norm(x, weight, out)
+        if kind != "rms":
+            out.copy_(rms_normalized(x, weight, eps, kind))
+            return
         self._norm(x, x, weight, eps, out, adds=False)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -301,10 +314,13 @@ class CudaKernels:
         for heads in (q, k):
             self._heads(heads, cos=cos, sin=sin, positions=index)
 
-    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> None:
+    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float, kind: RmsNorm = "rms") -> None:
         """See ``Kernels.head_rms_norm``."""
         check_heads("x", x, x.dtype)
         check_vector("weight", weight, x.shape[2], x.dtype)
+        if kind != "rms":
+            x.copy_(rms_normalized(x, weight, eps, kind))
+            return
         self._heads(x, gains=weight, eps=eps)
 
     def _heads(

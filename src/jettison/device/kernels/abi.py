@@ -10,8 +10,13 @@ from typing import Any, NoReturn
 
 import torch
 
+from jettison.device.model.arithmetic import RmsNorm
+
 DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
 """Codes of types in ``kernels.c``."""
+
+RMS_NORM_CODES: dict[RmsNorm, int] = {"rms": 0, "rms_once": 1, "rms_plus_one": 2}
+"""Of kinds of norms, likewise."""
 
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
 _ROWS = (_P, _L, _L, _P, _P, _L, _L)  # tables, row stride, max blocks, query lens, context lens, R, T
@@ -25,13 +30,13 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "gather_integers": (_I, _P, _P, _L, _L, _P, _L, _P, _L),
     "pack_rows": (_I, _P, _L, _L, _L, _L, _L, _P),
     "gather_rows": (_I, _P, _L, _L, _P, _L, _P, _L),
-    "rms_norm": (_I, _P, _L, _P, _D, _P, _L, _L, _L),
+    "rms_norm": (_I, _P, _L, _P, _D, _P, _L, _L, _L, _L),
     "add_rms_norm": (_I, _P, _L, _P, _L, _P, _D, _P, _L, _L, _L, _I),
-    "head_rms_norm": (_I, _P, _L, _P, _D, _L, _L, _L),
+    "head_rms_norm": (_I, _P, _L, _P, _D, _L, _L, _L, _L),
     "rotary": (_I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _I, _L, _L, _L, _L),
     "silu_mul": (_I, _P, _L, _P, _L, _L, _L),
-    "attend_layer": (_I, _P, _P, _P, _I),
-    "feed_forward": (_I, _P, _P, _L, _I),
+    "attend_layer": (_I, _P, _P, _P, _P, _I),
+    "feed_forward": (_I, _P, _P, _D, _L, _I),
     "experts": (_I, _P, _I),
     "argmax": (_I, _P, _L, _L, _L, _P, _I),
 }

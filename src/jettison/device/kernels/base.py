@@ -28,7 +28,7 @@ from jettison.device.kernels.operands import (
     RoutedBuffers,
     Weight,
 )
-from jettison.device.model.arithmetic import Activation
+from jettison.device.model.arithmetic import Activation, RmsNorm
 from jettison.device.model.integers import IntegerForm
 
 CUDA, CUDA_INVARIANT = "cuda", "cuda-invariant"
@@ -101,8 +101,9 @@ class Kernels(Protocol):
         """
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        """``out = weight * x / sqrt(mean(x^2) + eps)`` over the last dimension.
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, kind: RmsNorm = "rms") -> None:
+        """``out = weight * x / sqrt(mean(x^2) + eps)`` over the last dimension, or with a gain and a rounding of
+        another ``kind``.
 
         ``x``, ``out``: [T, H]; ``out`` may be ``x``.
         """
@@ -122,8 +123,8 @@ class Kernels(Protocol):
         """
         ...
 
-    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> None:
-        """RMS norm of each head in place (QK norm of Qwen3). ``x``: [T, heads, D]; ``weight``: [D]."""
+    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float, kind: RmsNorm = "rms") -> None:
+        """``rms_norm`` of each head in place (QK norm of Qwen3). ``x``: [T, heads, D]; ``weight``: [D]."""
         ...
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
@@ -232,7 +233,7 @@ def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
 
 
 def check_window(
-    window: int, softcap: float, only_context: bool, first_positions: Int32Array | None, rows: int
+    window: int, softcap: float, only_context: bool = False, first_positions: Int32Array | None = None, rows: int = 0
 ) -> None:
     """Raise ValueError unless the options of attention go with each other and with the number of rows."""
     if window < 0 or not 0 <= softcap < math.inf:

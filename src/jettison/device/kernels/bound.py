@@ -13,8 +13,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from jettison.device.kernels.abi import DTYPE_CODES
-from jettison.device.kernels.base import check_arena, check_matrix, check_rotary_tables, check_vector, fail
+from jettison.device.kernels.abi import DTYPE_CODES, RMS_NORM_CODES
+from jettison.device.kernels.base import (
+    check_arena,
+    check_matrix,
+    check_rotary_tables,
+    check_vector,
+    check_window,
+    fail,
+)
 from jettison.device.kernels.experts import check_weights
 from jettison.device.kernels.integers import check_integer_matrix
 from jettison.device.kernels.operands import (
@@ -113,9 +120,20 @@ def bind_experts(weights: ExpertWeights) -> BoundExperts:
     return weights.bound
 
 
-def bind_buffers(
-    buffers: Activations, weights: LayerWeights, constants: LayerConstants
-) -> ctypes.Array[ctypes.c_int64]:
+def bind_constants(constants: LayerConstants, weights: LayerWeights) -> ctypes.Array[ctypes.c_int64]:
+    """``LayerConstants`` of kernels.c; ``weights``: of one of the layers that have them."""
+    check_rotary_tables(constants.cos, constants.sin, weights.arena.dtype, weights.arena.shape[4])
+    check_window(constants.window, constants.softcap)
+    max_positions, rotary_dim = constants.cos.shape
+    constants.bound = int64s(
+        constants.cos.data_ptr(), constants.sin.data_ptr(), rotary_dim, max_positions, constants.window,
+        RMS_NORM_CODES[constants.norm],
+        *np.array([constants.eps, constants.scale, constants.softcap]).view(np.int64).tolist(),
+    )  # fmt: skip
+    return constants.bound
+
+
+def bind_buffers(buffers: Activations, weights: LayerWeights) -> ctypes.Array[ctypes.c_int64]:
     """``LayerShape`` of kernels.c; checks the buffers, which ``bind_layer`` could not."""
     assert weights.input_norm is not None
     dtype, hidden = weights.input_norm.dtype, weights.input_norm.shape[0]
@@ -140,16 +158,10 @@ def bind_buffers(
         found = matrix_shape(weight)
         if found != shape:
             fail(f"{name}: shape is {found}, expected {shape}")
-    check_rotary_tables(constants.cos, constants.sin, dtype, head_dim)
     pointers = [
         t.data_ptr() for t in (
             buffers.residual, buffers.x, buffers.qkv, buffers.attention_flat, buffers.gate_up, buffers.activated,
-            constants.cos, constants.sin,
         )
     ]  # fmt: skip
-    max_positions, rotary_dim = constants.cos.shape
-    doubles = np.array([constants.eps, constants.scale]).view(np.int64).tolist()
-    buffers.bound = int64s(
-        *pointers, hidden, num_heads, num_kv_heads, head_dim, inner, rotary_dim, max_positions, block_size, *doubles
-    )
+    buffers.bound = int64s(*pointers, hidden, num_heads, num_kv_heads, head_dim, inner, block_size)
     return buffers.bound

@@ -19,7 +19,10 @@ def attend_layer(
     prepare_heads(kernels, weights, buffers, constants, positions)
     rows = (block_tables, query_lens, context_lens)
     kernels.write_kv(buffers.k, buffers.v, weights.arena, *rows)
-    kernels.attention(buffers.q, weights.arena, *rows, buffers.attention, constants.scale)
+    kernels.attention(
+        buffers.q, weights.arena, *rows, buffers.attention, constants.scale, window=constants.window,
+        softcap=constants.softcap,
+    )  # fmt: skip
     kernels.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
 
 
@@ -28,8 +31,8 @@ def prepare_heads(
 ) -> None:
     """Norm of heads, where the model has one, and rotation; in place."""
     if weights.q_norm is not None and weights.k_norm is not None:
-        kernels.head_rms_norm(buffers.q, weights.q_norm, constants.eps)
-        kernels.head_rms_norm(buffers.k, weights.k_norm, constants.eps)
+        kernels.head_rms_norm(buffers.q, weights.q_norm, constants.eps, constants.norm)
+        kernels.head_rms_norm(buffers.k, weights.k_norm, constants.eps, constants.norm)
     kernels.rotary(buffers.q, buffers.k, constants.cos, constants.sin, positions)
 
 

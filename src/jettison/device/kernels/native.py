@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from jettison.device.kernels import build
-from jettison.device.kernels.abi import DTYPE_CODES, SIGNATURES, raise_error
+from jettison.device.kernels.abi import DTYPE_CODES, RMS_NORM_CODES, SIGNATURES, raise_error
 from jettison.device.kernels.addresses import StepRows, TableRows, pointer, positions_pointer
 from jettison.device.kernels.base import (
     check_arena,
@@ -35,7 +35,14 @@ from jettison.device.kernels.base import (
     check_window,
     fail,
 )
-from jettison.device.kernels.bound import bind_buffers, bind_experts, bind_layer, form_struct, int64s
+from jettison.device.kernels.bound import (
+    bind_buffers,
+    bind_constants,
+    bind_experts,
+    bind_layer,
+    form_struct,
+    int64s,
+)
 from jettison.device.kernels.experts import check_experts, pass_experts
 from jettison.device.kernels.integers import check_gather_integers, check_linear_integers, check_pack_integers
 from jettison.device.kernels.operands import (
@@ -51,7 +58,7 @@ from jettison.device.kernels.operands import (
 )
 from jettison.device.kernels.registry import KernelsUnavailableError
 from jettison.device.kernels.selfcheck import passes_self_check
-from jettison.device.model.arithmetic import Activation
+from jettison.device.model.arithmetic import Activation, RmsNorm
 from jettison.device.model.integers import IntegerForm
 
 LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
@@ -218,13 +225,13 @@ class NativeKernels:
         if code:
             raise_error(code)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, kind: RmsNorm = "rms") -> None:
         """See ``Kernels.rms_norm``."""
         check_norm(x, weight, out)
         rows, cols = x.shape
         self._rms_norm(
             DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), eps, out.data_ptr(), out.stride()[0],
-            rows, cols,
+            rows, cols, RMS_NORM_CODES[kind],
         )  # fmt: skip
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -254,14 +261,15 @@ class NativeKernels:
         if code:
             raise_error(code)
 
-    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> None:
+    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float, kind: RmsNorm = "rms") -> None:
         """See ``Kernels.head_rms_norm``."""
         check_heads("x", x, x.dtype)
         tokens, heads, head_dim = x.shape
         check_vector("weight", weight, head_dim, x.dtype)
         self._head_rms_norm(
-            DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), eps, tokens, heads, head_dim
-        )
+            DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), eps, tokens, heads, head_dim,
+            RMS_NORM_CODES[kind],
+        )  # fmt: skip
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
         """See ``Kernels.silu_mul``."""
@@ -314,18 +322,20 @@ class NativeKernels:
         """See ``Kernels.attend_layer``."""
         if positions.shape[0] != buffers.x.shape[0]:
             fail(f"positions: expected {buffers.x.shape[0]}, got {positions.shape[0]}")
-        bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights, constants)
+        bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights)
         code = self._attend_layer(
-            bound.dtype, shape, bound.addresses, self._batch(block_tables, query_lens, context_lens, positions),
-            torch.get_num_threads(),
+            bound.dtype, shape, bound.addresses, constants.bound or bind_constants(constants, weights),
+            self._batch(block_tables, query_lens, context_lens, positions), torch.get_num_threads(),
         )
         if code:
             raise_error(code)
 
     def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """See ``Kernels.feed_forward``."""
-        bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights, constants)
-        code = self._feed_forward(bound.dtype, shape, bound.addresses, buffers.x.shape[0], torch.get_num_threads())
+        bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights)
+        code = self._feed_forward(
+            bound.dtype, shape, bound.addresses, constants.eps, buffers.x.shape[0], torch.get_num_threads()
+        )
         if code:
             raise_error(code)
 

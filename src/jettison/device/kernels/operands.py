@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from jettison.device.model.arithmetic import RmsNorm
 from jettison.device.model.integers import IntegerForm
 
 Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
@@ -187,8 +188,9 @@ class Activations(Protocol):
     bound: Any
 
 
-class LayerConstants(NamedTuple):
-    """Constants of a layer besides its parameters, the same for all layers and steps."""
+@dataclass(slots=True, eq=False)
+class LayerConstants:
+    """Constants of a layer besides its parameters, the same for all layers of a kind and all steps; never changed."""
 
     cos: Tensor
     """[max_positions, rotary_dim]"""
@@ -196,4 +198,10 @@ class LayerConstants(NamedTuple):
     eps: float
     """Epsilon of all norms."""
     scale: float
-    """Scale of attention scores."""
+    """Scale of attention scores; for this and what follows see ``Kernels.attention``."""
+    window: int = 0
+    softcap: float = 0.0
+    norm: RmsNorm = "rms"
+    """Of heads, where the layer has such norms."""
+    bound: Any = None
+    """A back end's form of them."""

@@ -32,6 +32,7 @@ from jettison.device.kernels.base import (
 from jettison.device.kernels.experts import pass_experts
 from jettison.device.kernels.integers import pack_integers, torch_gather_integers, torch_linear_integers
 from jettison.device.kernels.layer import attend_layer, feed_forward
+from jettison.device.kernels.norms import rms_normalized
 from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
 from jettison.device.kernels.operands import (
     Activations,
@@ -44,7 +45,7 @@ from jettison.device.kernels.operands import (
     RoutedBuffers,
     Weight,
 )
-from jettison.device.model.arithmetic import Activation
+from jettison.device.model.arithmetic import Activation, RmsNorm
 from jettison.device.model.integers import IntegerForm
 
 
@@ -145,16 +146,16 @@ class TorchKernels:
                 lse[start:end] = _scores(query, kv[0], mask, scale, softcap).logsumexp(-1).transpose(0, 1)
             start = end
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, kind: RmsNorm = "rms") -> None:
         """See ``Kernels.rms_norm``."""
         check_norm(x, weight, out)
-        out.copy_(_normalize(x, weight, eps))
+        out.copy_(rms_normalized(x, weight, eps, kind))
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """See ``Kernels.add_rms_norm``."""
         check_norm(x, weight, out, residual)
         residual.add_(x)
-        out.copy_(_normalize(residual, weight, eps))
+        out.copy_(rms_normalized(residual, weight, eps))
 
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array) -> None:
         """See ``Kernels.rotary``."""
@@ -170,11 +171,11 @@ class TorchKernels:
             left, right = wide.chunk(2, dim=-1)
             part.copy_(wide * c + torch.cat((-right, left), dim=-1) * s)
 
-    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> None:
+    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float, kind: RmsNorm = "rms") -> None:
         """See ``Kernels.head_rms_norm``."""
         check_heads("x", x, x.dtype)
         check_vector("weight", weight, x.shape[2], x.dtype)
-        x.copy_(_normalize(x, weight, eps))
+        x.copy_(rms_normalized(x, weight, eps, kind))
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
         """See ``Kernels.silu_mul``."""
@@ -268,12 +269,6 @@ def _scores(query: Tensor, keys: Tensor, mask: Tensor, scale: float, softcap: fl
 def _of_each_head(kv: Tensor, query: Tensor) -> Tensor:
     """Keys or values of KV heads for each head of ``query``, in the sums' precision."""
     return kv.to(sum_dtype(query.dtype)).repeat_interleave(query.shape[0] // kv.shape[0], dim=0)
-
-
-def _normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.to(sum_dtype(x.dtype))
-    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * scaled.to(x.dtype)
 
 
 def check_rows(

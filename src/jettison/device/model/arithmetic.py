@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Norm = Literal["rms", "rms_once", "rms_plus_one", "layer"]
-"""RMS, rounded before it is multiplied by its gain; RMS that is rounded once, after that; likewise with a gain of
-``1 + weight``; or mean and variance (LayerNorm), rounded once."""
+RmsNorm = Literal["rms", "rms_once", "rms_plus_one"]
+"""Rounded before it is multiplied by its gain; rounded once, after that; likewise with a gain of ``1 + weight``."""
+Norm = Literal[RmsNorm, "layer"]
+"""... or mean and variance (LayerNorm), rounded once."""
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "swiglu_clamped"]
 """Of an MLP. ``swiglu_clamped``: of pairs of neighbours (gate, up), clamped, as gpt-oss has it."""

@@ -26,7 +26,7 @@ from jettison.device.kernels.operands import (
     WeightStack,
 )
 from jettison.device.model.batch import Batch
-from jettison.device.model.general_layer import GeneralLayers
+from jettison.device.model.general_layer import GeneralLayers, attend_in_one_call
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.routing import Routed
 from jettison.device.model.shards import shard_layouts
@@ -71,13 +71,8 @@ class Decoder:
         self._layouts = shard_layouts(config, dtype)
         self._layers: dict[int, LayerWeights] = {}
         self._tables: dict[ShardId, Weight] = {}
-        scale = config.attention_scale
-        self._of_rope = [
-            LayerConstants(cos, sin, config.norm_eps, scale)
-            for cos, sin in zip(workspace.cos, workspace.sin, strict=True)
-        ]
-        self._constants = self._of_rope[0]
-        self._general = None if config.is_plain else GeneralLayers(config, kernels, self._of_rope)
+        self._constants = _constants(config, workspace)
+        self._general = None if config.is_plain else GeneralLayers(config, kernels, self._constants)
         self._embedding_scale = float(torch.tensor(config.arithmetic.embedding_scale, dtype=dtype))
 
     def embed(self, token_ids: Tensor, out: Tensor) -> None:
@@ -126,7 +121,7 @@ class Decoder:
         self._attend(layer, weights, batch, buffers)
         if between_halves is not None:
             between_halves()
-        kernels.feed_forward(weights, buffers, self._constants)
+        kernels.feed_forward(weights, buffers, self._constants[layer])
 
     def end_layers(self, buffers: StepBuffers, is_last: bool) -> None:
         """After the last layer of a range; see ``run_layers``."""
@@ -156,18 +151,15 @@ class Decoder:
 
     def _attend(self, layer: int, weights: LayerWeights, batch: Batch, buffers: StepBuffers) -> None:
         """Attention of one layer: from the norm in ``buffers.x`` to the output projection in ``buffers.x``."""
-        kernels = self._kernels
-        rows = (batch.block_tables, batch.query_lens, batch.context_lens)
-        remote = None if batch.remote is None else batch.remote.at(layer)
-        if (batch.remote is None or remote is None) and batch.attend is not None:
-            batch.attend(weights, buffers, self._constants)
-            return
+        kernels, constants = self._kernels, self._constants[layer]
+        remote = None if batch.remote is None else batch.remote.at(layer, constants.window)
         if batch.remote is None or remote is None:
-            kernels.attend_layer(weights, buffers, self._constants, *rows, batch.positions)
+            attend_in_one_call(kernels, constants, weights, batch, buffers)
             return
         kernels.linear(buffers.x, weights.qkv_weight, weights.qkv_bias, buffers.qkv)
-        prepare_heads(kernels, weights, buffers, self._constants, batch.positions)
+        prepare_heads(kernels, weights, buffers, constants, batch.positions)
         batch.remote.ask(layer, remote, buffers.q)
+        rows = batch.block_tables, batch.query_lens, batch.context_lens
         kernels.write_kv(buffers.k, buffers.v, weights.arena, *rows)
         lse = batch.remote.attend_here(remote, buffers.q, weights.arena, buffers.attention)
         batch.remote.merge(remote, buffers.attention, lse)
@@ -201,3 +193,16 @@ class Decoder:
             elif is_packed:
                 views[slot.name] = PackedMatrix(views[slot.name])
         return views
+
+
+def _constants(config: DecoderConfig, workspace: Workspace) -> list[LayerConstants]:
+    """Of each layer; the same object for layers that rotate and see alike."""
+    norm, softcap = config.arithmetic.norm, config.arithmetic.attention_softcap
+    of_kind = {
+        (kind.rope, kind.window): LayerConstants(
+            workspace.cos[kind.rope or 0], workspace.sin[kind.rope or 0], config.norm_eps, config.attention_scale,
+            kind.window, softcap, "rms" if norm == "layer" else norm,
+        )
+        for kind in config.layers
+    }  # fmt: skip
+    return [of_kind[kind.rope, kind.window] for kind in config.layers]

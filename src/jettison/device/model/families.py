@@ -121,11 +121,20 @@ class Family:
     """KV heads where the key is absent; None, and null in the file, = heads."""
     defaults: dict[str, object] = field(default_factory=dict)
     """Of other keys that are absent."""
+    text_sizes: dict[str, int] = field(default_factory=dict)
+    """Of a text part that leaves sizes out, as published ones do. The text model alone has to say them."""
     mixture: Mixture | None = None
     """None: all layers are dense."""
     text_types: tuple[str, ...] = ()
     """Of a model with images, too: its text part alone is served. ``text_config`` has this part, and its
     ``model_type`` is one of these."""
+
+
+def _text_sizes(layers: int, hidden: int, intermediate: int, vocab: int, heads: int) -> dict[str, int]:
+    return {
+        "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": intermediate, "vocab_size": vocab,
+        "num_attention_heads": heads,
+    }  # fmt: skip
 
 
 _LLAMA_BIASES = Biases(qkv_key="attention_bias", o_key="attention_bias", mlp_key="mlp_bias")
@@ -155,8 +164,11 @@ _MINISTRAL_ROPE = {
 }  # fmt: skip
 
 FAMILIES = {
-    "LlamaForCausalLM": Family("llama", 2048, _LLAMA_BIASES),
-    "MistralForCausalLM": Family("mistral", 131_072, default_kv_heads=8, windows=Windows("always")),
+    "LlamaForCausalLM": Family("llama", 2048, _LLAMA_BIASES, text_sizes=_text_sizes(32, 4096, 11_008, 32_000, 32)),
+    "MistralForCausalLM": Family(
+        "mistral", 131_072, default_kv_heads=8, windows=Windows("always"),
+        text_sizes=_text_sizes(32, 4096, 14_336, 32_000, 32),
+    ),
     "Ministral3ForCausalLM": Family(
         "ministral3", 262_144, default_kv_heads=8, default_head_dim=128, windows=Windows("always", default=None),
         positions=Positions(default_theta=1_000_000.0), keys=Keys(default_eps=1e-5),
@@ -180,7 +192,7 @@ FAMILIES = {
         "gemma3_text", 131_072, _QKVO_BIASES, Arithmetic("rms_plus_one", "head", "gelu_tanh"), _SANDWICH,
         Windows("typed", full_every=6), Positions(1_000_000.0, 10_000.0, scales_local=False), _GEMMA_KEYS,
         default_head_dim=256, default_kv_heads=4,
-        defaults={"query_pre_attn_scalar": 256, "num_attention_heads": 8, "vocab_size": 262_208},
+        defaults={"query_pre_attn_scalar": 256}, text_sizes=_text_sizes(26, 2304, 9216, 262_208, 8),
     ),
     "Phi3ForCausalLM": Family(
         "phi3", 4096, names=TensorNames(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
@@ -230,7 +242,7 @@ FAMILIES = {
         "cohere2", 8192, _QKVO_BIASES, Arithmetic(norm="layer", is_parallel=True, is_interleaved=True),
         TensorNames(mlp_norm=None), Windows("typed", full_every=4), Positions(without="full"),
         Keys(eps="layer_norm_eps", default_eps=1e-5, tied=True, scales=("logit_scale",)),
-        defaults={"logit_scale": 0.0625},
+        defaults={"logit_scale": 0.0625}, text_sizes=_text_sizes(40, 8192, 22_528, 256_000, 64),
     ),
     "SeedOssForCausalLM": Family(
         "seed_oss", 524_288, Biases(qkv_key="attention_bias", o_key="attention_out_bias", mlp_key="mlp_bias"),

@@ -33,13 +33,13 @@ class GeneralLayers:
     """The layers of one model."""
 
     def __init__(self, config: DecoderConfig, kernels: Kernels, constants: list[LayerConstants]) -> None:
-        """``constants``: of each of ``config.ropes``."""
+        """``constants``: of each layer."""
         self._config = config
         self._kernels = kernels
         self._constants = constants
         self._arithmetic = config.arithmetic
         self._norms = Norms(config.arithmetic.norm, config.norm_eps, kernels)
-        self._attends_plainly = [config.attends_plainly(kind) for kind in config.layers]
+        self._in_one_call = [config.attends_in_one_call(kind) for kind in config.layers]
         self.routing = RoutingCounts(config.num_layers, config.arithmetic.experts)
 
     def run(
@@ -94,8 +94,9 @@ class GeneralLayers:
     def _attention(
         self, kind: LayerKind, layer: int, weights: LayerWeights, batch: Batch, buffers: StepBuffers
     ) -> None:
-        if batch.remote is None and self._attends_plainly[layer]:
-            self._attend_in_one_call(self._constants[kind.rope or 0], weights, batch, buffers)
+        constants = self._constants[layer]
+        if batch.remote is None and self._in_one_call[layer]:
+            attend_in_one_call(self._kernels, constants, weights, batch, buffers)
             return
         rows = batch.rows or HostRowOperations(self._kernels, batch)
         q, k, kernels, a = buffers.q, buffers.k, self._kernels, self._arithmetic
@@ -104,7 +105,6 @@ class GeneralLayers:
             self._norm_heads(q, weights.q_norm)
             self._norm_heads(k, weights.k_norm)
         if kind.rope is not None:
-            constants = self._constants[kind.rope]
             rows.rotate(q, k, constants.cos, constants.sin)
         if a.query_growth is not None:
             q.mul_(_growth(a.query_growth, rows.positions(), q.dtype))
@@ -124,16 +124,6 @@ class GeneralLayers:
         if weights.sinks is not None and lse is not None:  # once, over all positions, wherever they lie
             apply_sinks(buffers.attention, lse, weights.sinks)
         kernels.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
-
-    def _attend_in_one_call(
-        self, constants: LayerConstants, weights: LayerWeights, batch: Batch, buffers: StepBuffers
-    ) -> None:
-        """With the bits of the single operations."""
-        if batch.attend is not None:
-            batch.attend(weights, buffers, constants)
-            return
-        rows = batch.block_tables, batch.query_lens, batch.context_lens
-        self._kernels.attend_layer(weights, buffers, constants, *rows, batch.positions)
 
     def _norm_heads(self, x: Tensor, weight: Tensor) -> None:
         """Of queries or keys [T, heads, D], in place: each head by itself, or all of a token together."""
@@ -174,6 +164,17 @@ class GeneralLayers:
         else:
             activated.copy_(ACTIVATIONS[activation](up.to(sum_dtype(up.dtype))))
         kernels.linear(activated, weights.down_weight, weights.down_bias, x)
+
+
+def attend_in_one_call(
+    kernels: Kernels, constants: LayerConstants, weights: LayerWeights, batch: Batch, buffers: StepBuffers
+) -> None:
+    """The attention of a layer without remote parts, with the bits of the single operations."""
+    if batch.attend is not None:
+        batch.attend(weights, buffers, constants)
+        return
+    rows = batch.block_tables, batch.query_lens, batch.context_lens
+    kernels.attend_layer(weights, buffers, constants, *rows, batch.positions)
 
 
 def _growth(growth: QueryGrowth, positions: Tensor, dtype: torch.dtype) -> Tensor:

@@ -99,21 +99,21 @@ class DecoderConfig:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every layer is one of Llama's, Qwen2's or Qwen3's: kernels have these in two calls."""
+        """Whether every layer is one of Llama's, Mistral's, Qwen2's or Qwen3's: kernels have these in two calls."""
         names = self.names
         beside_attention = replace(self.arithmetic, attention_scale=0.0, is_interleaved=False, qk_norm="none")
         return (
             beside_attention == PLAIN and names.attention_out_norm is None and names.mlp_out_norm is None
-            and all(kind == LayerKind() and self.attends_plainly(kind) for kind in self.layers)
+            and all(kind == LayerKind(kind.window) and self.attends_in_one_call(kind) for kind in self.layers)
         )  # fmt: skip
 
-    def attends_plainly(self, kind: LayerKind) -> bool:
-        """Whether the attention of such a layer is Llama's, whatever its MLP is: kernels have it in one call."""
+    def attends_in_one_call(self, kind: LayerKind) -> bool:
+        """Whether kernels have the attention of such a layer in one call, whatever its MLP is."""
         a, names = self.arithmetic, self.names
         has_its_norms = names.input_norm is not None and names.mlp_norm is not None
         return (
-            has_its_norms and a.norm == "rms" and a.is_gated and a.qk_norm != "width" and not a.attention_softcap
-            and a.query_growth is None and names.sinks is None and kind.window == 0 and kind.rope is not None
+            has_its_norms and a.norm != "layer" and a.is_gated and a.qk_norm != "width" and a.query_growth is None
+            and names.sinks is None and kind.rope is not None
         )  # fmt: skip
 
     @property
@@ -313,7 +313,7 @@ def _text_part(keys: JsonObject, family: Family) -> tuple[JsonObject, str, Famil
         raise keys.fail(f"text_config has model_type {short_repr(kind)}; {reason}")
     name, text = TEXTS_ALIKE.get(kind) or next(item for item in FAMILIES.items() if item[1].model_type == kind)
     of_whole = {key: keys.values[key] for key in _OF_THE_WHOLE if key in keys.values}
-    return JsonObject(keys.path, {**of_whole, **part.values}), name, text
+    return JsonObject(keys.path, {**text.text_sizes, **of_whole, **part.values}), name, text
 
 
 def _head_dim(keys: JsonObject, family: Family, hidden_size: int, num_heads: int) -> int:

@@ -38,9 +38,9 @@ def read_layers(
 
 
 def read_query_growth(keys: JsonObject) -> QueryGrowth | None:
-    """``llama_4_scaling_beta`` among the rotary parameters (Ministral 3)."""
+    """``llama_4_scaling_beta`` among the rotary parameters (Ministral 3); 0 says that they do not grow."""
     params = keys.object("rope_scaling") or keys.object("rope_parameters")
-    if params is None or params.values.get("llama_4_scaling_beta") is None:
+    if params is None or params.values.get("llama_4_scaling_beta") in (None, 0):
         return None
     beta = params.positive_float("llama_4_scaling_beta")
     return QueryGrowth(beta, params.positive_int("original_max_position_embeddings"))
@@ -165,7 +165,7 @@ def _scaling(
 ) -> tuple[RopeScaling | None, float]:
     """(how frequencies are stretched, magnitude of cosine and sine)."""
     context = keys.positive_int("max_position_embeddings", family.default_context)
-    if kind == "default":
+    if kind in ("default", "dynamic"):  # a dynamic one stretches only beyond the context, which no request passes
         return None, 1.0
     if kind == "linear":
         return RopeScaling("linear", params.positive_float("factor")), 1.0
@@ -182,7 +182,7 @@ def _scaling(
         return _yarn(params, context, _original_context(keys, params, context))
     if kind == "longrope":
         return _longrope(keys, params, rotary_dim, served, context)
-    supported = "default, linear, llama3, yarn, longrope"
+    supported = "default, dynamic, linear, llama3, yarn, longrope"
     raise keys.fail(f"rope scaling {short_repr(kind)} is not supported; supported: {supported}")
 
 

@@ -8,16 +8,22 @@ static ACC NAME(sum_of_squares)(const T *restrict x, long n) {
     return sum;
 }
 
-/* The normalized value is rounded to the stored type before the weight, as the models were trained to expect. */
-static void NAME(normalize)(const T *x, const T *restrict weight, long n, ACC eps, T *out) {
-    const ACC factor = 1 / SQRT(NAME(sum_of_squares)(x, n) / (ACC)n + eps);
+/* By `kind` the normalized value is rounded to the stored type before its gain, or once, behind it: as the models were
+ * trained to expect. */
+static void NAME(normalize)(const T *x, const T *restrict weight, long n, ACC eps, long kind, T *out) {
+    const ACC factor = 1 / SQRT(NAME(sum_of_squares)(x, n) / (ACC)n + eps), more = kind == NORM_PLUS_ONE;
+    if (kind == NORM_ROUNDED_FIRST) {
 #pragma GCC ivdep
-    for (long i = 0; i < n; i++) out[i] = FROM_ACC(TO_ACC(FROM_ACC(TO_ACC(x[i]) * factor)) * TO_ACC(weight[i]));
+        for (long i = 0; i < n; i++) out[i] = FROM_ACC(TO_ACC(FROM_ACC(TO_ACC(x[i]) * factor)) * TO_ACC(weight[i]));
+    } else {
+#pragma GCC ivdep
+        for (long i = 0; i < n; i++) out[i] = FROM_ACC(TO_ACC(x[i]) * factor * (TO_ACC(weight[i]) + more));
+    }
 }
 
 static void NAME(rms_norm)(const T *x, long x_stride, const T *weight, double eps, T *out, long out_stride, long rows,
-                          long n) {
-    for (long r = 0; r < rows; r++) NAME(normalize)(x + r * x_stride, weight, n, (ACC)eps, out + r * out_stride);
+                          long n, long kind) {
+    for (long r = 0; r < rows; r++) NAME(normalize)(x + r * x_stride, weight, n, (ACC)eps, kind, out + r * out_stride);
 }
 
 static void NAME(add_rms_norm)(const T *x, long x_stride, T *residual, long residual_stride, const T *weight,
@@ -26,15 +32,16 @@ static void NAME(add_rms_norm)(const T *x, long x_stride, T *residual, long resi
         const T *restrict from = x + r * x_stride;
         T *restrict sum = residual + r * residual_stride;
         for (long i = 0; i < n; i++) sum[i] = FROM_ACC(TO_ACC(sum[i]) + TO_ACC(from[i]));
-        NAME(normalize)(sum, weight, n, (ACC)eps, out + r * out_stride);
+        NAME(normalize)(sum, weight, n, (ACC)eps, NORM_ROUNDED_FIRST, out + r * out_stride);
     }
 }
 
-static void NAME(head_rms_norm)(T *x, long x_stride, const T *weight, double eps, long rows, long heads, long n) {
+static void NAME(head_rms_norm)(T *x, long x_stride, const T *weight, double eps, long rows, long heads, long n,
+                               long kind) {
     for (long r = 0; r < rows; r++)
         for (long h = 0; h < heads; h++) {
             T *head = x + r * x_stride + h * n;
-            NAME(normalize)(head, weight, n, (ACC)eps, head);
+            NAME(normalize)(head, weight, n, (ACC)eps, kind, head);
         }
 }
 

@@ -28,6 +28,11 @@
 #define ERROR_ROW 64 /* a row outside the matrix */
 #define ERROR_EXPERT 128
 
+/* Kinds of RMS norms: rounded before the gain; once, behind it; and with a gain of 1 + weight. */
+#define NORM_ROUNDED_FIRST 0
+#define NORM_ROUNDED_ONCE 1
+#define NORM_PLUS_ONE 2
+
 #define GLUE_(a, b) a##b
 #define GLUE(a, b) GLUE_(a, b)
 
@@ -47,10 +52,14 @@ typedef struct {
 
 typedef struct { /* activations are contiguous, [tokens, ...] */
     void *residual, *x, *qkv, *attention, *gate_up, *activated;
-    const void *cos, *sin;
-    long hidden, num_heads, num_kv_heads, head_dim, inner, rotary_dim, max_positions, block_size;
-    double eps, scale;
+    long hidden, num_heads, num_kv_heads, head_dim, inner, block_size;
 } LayerShape;
+
+typedef struct {
+    const void *cos, *sin;
+    long rotary_dim, max_positions, window, norm; /* window: 0 for none; norm: of heads */
+    double eps, scale, softcap;
+} LayerConstants;
 
 typedef struct {
     const int32_t *tables;
@@ -274,9 +283,9 @@ API(gather_rows)(int dtype, const void *packed, long n, long k, const int64_t *i
 }
 
 API(rms_norm)(int dtype, const void *x, long x_stride, const void *weight, double eps, void *out, long out_stride,
-              long num_rows, long n) {
+              long num_rows, long n, long kind) {
 #define CALL(S, T)                                                                                                   \
-    rms_norm_##S((const T *)x, x_stride, (const T *)weight, eps, (T *)out, out_stride, num_rows, n)
+    rms_norm_##S((const T *)x, x_stride, (const T *)weight, eps, (T *)out, out_stride, num_rows, n, kind)
     BY_DTYPE(dtype, CALL(f64, double), CALL(f32, float), CALL(bf16, bf16))
 #undef CALL
     return 0;
@@ -293,8 +302,8 @@ API(add_rms_norm)(int dtype, const void *x, long x_stride, void *residual, long 
 }
 
 API(head_rms_norm)(int dtype, void *x, long x_stride, const void *weight, double eps, long num_rows, long heads,
-                   long n) {
-#define CALL(S, T) head_rms_norm_##S((T *)x, x_stride, (const T *)weight, eps, num_rows, heads, n)
+                   long n, long kind) {
+#define CALL(S, T) head_rms_norm_##S((T *)x, x_stride, (const T *)weight, eps, num_rows, heads, n, kind)
     BY_DTYPE(dtype, CALL(f64, double), CALL(f32, float), CALL(bf16, bf16))
 #undef CALL
     return 0;
@@ -322,22 +331,23 @@ API(silu_mul)(int dtype, const void *gate_up, long in_stride, void *out, long ou
     return 0;
 }
 
-API(attend_layer)(int dtype, const LayerShape *shape, const LayerWeights *weights, const BatchRows *batch,
-                  int num_threads) {
+API(attend_layer)(int dtype, const LayerShape *shape, const LayerWeights *weights, const LayerConstants *constants,
+                  const BatchRows *batch, int num_threads) {
     for (long i = 0; i < batch->num_tokens; i++)
-        if (batch->positions[i] < 0 || batch->positions[i] >= shape->max_positions) return ERROR_POSITION;
+        if (batch->positions[i] < 0 || batch->positions[i] >= constants->max_positions) return ERROR_POSITION;
     const int error = check_rows(weights->num_blocks, shape->block_size, batch->tables, batch->table_stride,
                                  batch->max_blocks, batch->query_lens, batch->context_lens, batch->num_rows,
                                  batch->num_tokens, 0);
     if (error) return error;
-#define CALL(S) return attend_layer_##S(shape, weights, batch, num_threads)
+#define CALL(S) return attend_layer_##S(shape, weights, constants, batch, num_threads)
     BY_DTYPE(dtype, CALL(f64), CALL(f32), CALL(bf16))
 #undef CALL
     return 0;
 }
 
-API(feed_forward)(int dtype, const LayerShape *shape, const LayerWeights *weights, long num_rows, int num_threads) {
-#define CALL(S) return feed_forward_##S(shape, weights, num_rows, num_threads)
+API(feed_forward)(int dtype, const LayerShape *shape, const LayerWeights *weights, double eps, long num_rows,
+                  int num_threads) {
+#define CALL(S) return feed_forward_##S(shape, weights, eps, num_rows, num_threads)
     BY_DTYPE(dtype, CALL(f64), CALL(f32), CALL(bf16))
 #undef CALL
     return 0;

@@ -44,8 +44,8 @@ static void NAME(gate_body)(void *arguments, Draw *draw) {
 
 typedef struct {
     const LayerShape *shape;
+    const LayerConstants *constants;
     const T *q_norm, *k_norm;
-    const ACC *cos, *sin;
     T *qkv, *arena;
     const BatchRows *batch;
     long step;
@@ -55,16 +55,17 @@ typedef struct {
 static void NAME(cache_body)(void *arguments, Draw *draw) {
     const NAME(CacheWork) *const w = arguments;
     const LayerShape *const s = w->shape;
+    const LayerConstants *const c = w->constants;
     const BatchRows *const b = w->batch;
     const long dim = s->head_dim, q_size = s->num_heads * dim, kv_size = s->num_kv_heads * dim;
     const long stride = q_size + 2 * kv_size;
     for (long item; (item = jettison_pool_next(draw)) >= 0;) {
         const long first = item * w->step, end = b->num_tokens - first < w->step ? b->num_tokens : first + w->step;
         T *const q = w->qkv + first * stride, *const k = q + q_size;
-        if (w->q_norm) NAME(head_rms_norm)(q, stride, w->q_norm, s->eps, end - first, s->num_heads, dim);
-        if (w->k_norm) NAME(head_rms_norm)(k, stride, w->k_norm, s->eps, end - first, s->num_kv_heads, dim);
-        NAME(rotary)(q, stride, s->num_heads, k, stride, s->num_kv_heads, w->cos, w->sin, b->positions + first, 0,
-                     end - first, dim, s->rotary_dim);
+        if (w->q_norm) NAME(head_rms_norm)(q, stride, w->q_norm, c->eps, end - first, s->num_heads, dim, c->norm);
+        if (w->k_norm) NAME(head_rms_norm)(k, stride, w->k_norm, c->eps, end - first, s->num_kv_heads, dim, c->norm);
+        NAME(rotary)(q, stride, s->num_heads, k, stride, s->num_kv_heads, c->cos, c->sin, b->positions + first, 0,
+                     end - first, dim, c->rotary_dim);
         long start = 0; /* of the row, in tokens */
         for (long r = 0; r < b->num_rows && start < end; start += b->query_lens[r++]) {
             const long from = start > first ? start : first, row_end = start + b->query_lens[r];
@@ -87,22 +88,23 @@ static int NAME(multiply)(const T *x, long x_stride, const Matrix *w, T *out, lo
     return NAME(linear)(x, x_stride, w->data, k, w->bias, (Out){out, n, 0}, rows, n, k, threads);
 }
 
-static int NAME(attend_layer)(const LayerShape *s, const LayerWeights *w, const BatchRows *b, int threads) {
+static int NAME(attend_layer)(const LayerShape *s, const LayerWeights *w, const LayerConstants *c, const BatchRows *b,
+                              int threads) {
     const long dim = s->head_dim, q_size = s->num_heads * dim, stride = q_size + 2 * s->num_kv_heads * dim;
     int error = NAME(multiply)(s->x, s->hidden, &w->qkv, s->qkv, b->num_tokens, stride, s->hidden, threads);
     if (error) return error;
-    NAME(CacheWork) work = {s, w->q_norm, w->k_norm, s->cos, s->sin, s->qkv, w->arena, b, ROWS_AN_ITEM(stride)};
+    NAME(CacheWork) work = {s, c, w->q_norm, w->k_norm, s->qkv, w->arena, b, ROWS_AN_ITEM(stride)};
     jettison_pool_run(threads, (b->num_tokens + work.step - 1) / work.step, NAME(cache_body), &work);
     error = NAME(attention)(s->qkv, stride, w->arena, s->num_kv_heads, s->block_size, dim, s->num_heads, b->tables,
                             b->table_stride, b->query_lens, b->context_lens, b->num_rows, s->attention, q_size, NULL, 0,
-                            NULL, 0, 0, s->scale, threads);
+                            NULL, c->window, c->softcap, c->scale, threads);
     if (error) return error;
     return NAME(multiply)(s->attention, q_size, &w->o, s->x, b->num_tokens, s->hidden, q_size, threads);
 }
 
-static int NAME(feed_forward)(const LayerShape *s, const LayerWeights *w, long rows, int threads) {
+static int NAME(feed_forward)(const LayerShape *s, const LayerWeights *w, double eps, long rows, int threads) {
     const long hidden = s->hidden;
-    NAME(add_norm_rows)(s->x, hidden, s->residual, hidden, w->post_norm, s->eps, s->x, hidden, rows, hidden, threads);
+    NAME(add_norm_rows)(s->x, hidden, s->residual, hidden, w->post_norm, eps, s->x, hidden, rows, hidden, threads);
     const int error = NAME(multiply)(s->x, s->hidden, &w->gate_up, s->gate_up, rows, 2 * s->inner, s->hidden, threads);
     if (error) return error;
     NAME(GateWork) gate = {s->gate_up, s->activated, rows, s->inner, ROWS_AN_ITEM(s->inner)};
