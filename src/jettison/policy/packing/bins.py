@@ -95,6 +95,8 @@ class Bin:
     @property
     def room(self) -> int:
         """Blocks that it takes now, while requests that should live elsewhere are still here."""
+        if self.work is None:
+            return self.capacity - self.used - self.leaving
         return self._room_beside(self.used + self.leaving)
 
     @property

@@ -107,12 +107,8 @@ class PackingBook:
 
     def closing(self) -> list[GroupId]:
         """Devices that no request should live on and that hold KV of some, the fullest first."""
-        some = [device for device, num_blocks in self._leaving.items() if num_blocks and device in self._idle]
+        some = [device for device in self._leaving if device in self._idle]
         return sorted(some, key=lambda device: (-self._leaving[device], device))
-
-    def waited_for(self) -> list[Bin]:
-        """Bins of devices in use that have more room once requests have left that should live elsewhere."""
-        return [self.bins[device] for device, blocks in self._leaving.items() if blocks and device in self.bins]
 
     def live_at(self, request_id: RequestId, device: GroupId) -> None:
         """A request's KV is on this device from now on."""

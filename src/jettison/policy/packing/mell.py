@@ -30,6 +30,9 @@ MIDDLES = "middles"
 """M and S that may be moved, on M- and S-devices, by size."""
 PARTIAL = {SizeClass.M: "one M", SizeClass.S: "fewer than three S"}
 """M- and S-devices that lack a request of their class, by free blocks."""
+LATER = "later"
+"""Devices that still hold blocks of requests which should live elsewhere, by the blocks that are free once these have
+left."""
 MIXED = "one M and one S"
 """Devices with these."""
 ENDLESS = 1 << 62
@@ -38,9 +41,11 @@ ENDLESS = 1 << 62
 def index_entries(bin_: Bin) -> tuple[Entry, ...]:
     """A device's entries, and its requests', in the indices."""
     room = (bin_.room, bin_.device)
+    entries: list[Entry] = [(ROOMS if bin_.bigs else TINY, room)]
+    if bin_.leaving:
+        entries.append((LATER, (bin_.room_later, bin_.device)))
     if not bin_.bigs:
-        return ((TINY, room),)
-    entries: list[Entry] = [(ROOMS, room)]
+        return tuple(entries)
     if bin_.category is SizeClass.L:
         if len(bin_.bigs) == 1:
             entries.append((SINGLES, (bin_.room_for_big, bin_.device)))
@@ -219,11 +224,12 @@ class Packing(OnBook):
         return self._tightest(TINY, item.num_blocks)
 
     def _choose_later(self, unit: list[Item]) -> Bin | None:
-        """The device in use that will have the least room that suffices for the unit, by the table, once requests have
-        left that should live elsewhere already; None: none will."""
-        item, num_blocks = unit[0], _total(unit)
-        fitting = [b for b in self.book.waited_for() if b.is_taking and b.room_later >= num_blocks and _suits(item, b)]
-        return min(fitting, key=lambda b: (b.room_later, b.device), default=None)
+        """Of a few devices that will have room for the unit once requests have left that should live elsewhere already,
+        the one with the least that the table lets it in to; None: none will."""
+        keys = self.book.indices[LATER]
+        first = keys.bisect_left((_total(unit),))
+        bins = (self.book.bins[device] for _, device in keys[first : first + self.params.candidates])
+        return next((bin_ for bin_ in bins if _suits(unit[0], bin_)), None)
 
     def _reopen(self, unit: list[Item], source: Bin | None) -> Bin | None:
         """A place for the unit once a device that is being emptied is in use again, and has those of its requests back
