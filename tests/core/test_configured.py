@@ -38,11 +38,6 @@ def test_a_step_that_evicted_is_filled_where_it_is_asked_for() -> None:
     assert cluster_params(config, num_host_slots=0).offline == OfflineParams(fills_after_eviction=True)
 
 
-def test_up_to_where_steps_are_filled_is_as_it_is_set() -> None:
-    config = EngineConfig.resolve(model="m", fill_below=1)
-    assert cluster_params(config, num_host_slots=0).offline == OfflineParams(fill_below=1.0)
-
-
 def test_migrations_that_are_adaptive_have_no_kind_of_their_own() -> None:
     def params(**flags: object) -> ClusterParams:
         return cluster_params(EngineConfig.resolve(model="m", **flags), num_host_slots=0)  # type: ignore[arg-type]

@@ -279,9 +279,6 @@ class OfflineConfig:
     slo_tpot_ms: float | None = config_key(
         None, float_from(0.001), "Time between two tokens of an online request that offline work must leave to it "
         "(auto: 9 times the decode step of one request).", metavar="MS", unset="auto")
-    fill_below: float = config_key(
-        0.35, float_from(0.0, 1.0), "Part of the KV blocks held by online requests up to which their steps are filled "
-        "with offline work (1: always).", metavar="FRACTION")
     fill_after_eviction: bool = config_key(
         False, truth, "Fill a step that has just evicted offline requests.", metavar="BOOL")
     safepoint_layers: int | None = config_key(

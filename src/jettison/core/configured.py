@@ -124,7 +124,6 @@ def _offline_params(offline: OfflineConfig) -> OfflineParams:
         checkpoints="checkpoint" in parts,
         prefetches="prefetch" in parts,
         slo=SloParams(ttft_s=_seconds(offline.slo_ttft_ms), tpot_s=_seconds(offline.slo_tpot_ms)),
-        fill_below=offline.fill_below,
         fills_after_eviction=offline.fill_after_eviction,
         safepoint_layers=offline.safepoint_layers,
         checkpoint_below_free=offline.checkpoint_free,
