@@ -354,6 +354,16 @@ class SleepConfig:
     max_awake: int | None = config_key(
         None, int_from(1, 1024), "Instances that may be awake at one time (all: as many as there are).", metavar="N",
         unset="all")
+    device_second: float = config_key(
+        1.0, float_from(0.0), "Price of a second in which an instance is awake, in any unit of money.",
+        name="price_device_second", metavar="PRICE")
+    batch_token: float = config_key(
+        0.0, float_from(0.0), "Price that a token of an offline request brings, in that unit: instances stay awake and "
+        "are woken for offline work that is worth more than their seconds (0: for none without a deadline).",
+        name="price_batch_token", metavar="PRICE")
+    batch_floor: float = config_key(
+        0.0, float_from(0.0), "Tokens a second of offline requests that instances stay awake and are woken for, "
+        "whatever that costs (0: none).", metavar="TOKENS")
 
     def why_nobody_sleeps(self, instances: int) -> str | None:
         """A warning for the operator: ``--sleep auto`` is set, but none of ``instances`` may ever sleep. None: some

@@ -1,6 +1,6 @@
 """Wake: sleepers serve again where memory, a death or prompts ahead press, if that is sooner than what else there is,
-and where a deadline of offline work would be missed (beyond the papers). Leaving means that workers fall asleep
-(``core.ladder.waking.dozing``).
+and where a deadline of offline work would be missed, or offline work is worth it (beyond the papers). Leaving means
+that workers fall asleep (``core.ladder.waking.dozing``).
 
 Why a worker sleeps makes no difference: memory that sleeps is memory, and what was promised by a time is owed. Of all
 ways to let a queue's head in the soonest is taken (``policy.soonest``), and every decision is told with what it went
@@ -20,6 +20,7 @@ from jettison.core.ladder.dropplans import block_bytes, required_bytes
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.prompts import num_for_arrivals, prompt_rate_of
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.ladder.waking.backlog import PricedWork, woken_fields
 from jettison.core.ladder.waking.dozing import Dozing
 from jettison.core.ladder.waking.duework import LOOK_S, DueWork
 from jettison.core.ladder.waking.spreading import Spreading, SpreadOffer
@@ -28,6 +29,7 @@ from jettison.core.ladder.waysout import WaysOut
 from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action, Record, StoredWork
 from jettison.core.serving.group import Group
+from jettison.policy.batchworth import num_to_wake as num_worth_waking
 from jettison.policy.deadlines import WAKE_MARGIN, needed_now, plan_wakes
 from jettison.policy.dozing import WAKE_SHARE
 from jettison.policy.lending import NO_LENDING, lend
@@ -60,7 +62,7 @@ class WakeOffer(Offer):
     wake: WakeForecast
     """The forecast for the first of them."""
     told: dict[str, object] = field(default_factory=dict)
-    is_for_deadline: bool = False
+    is_for_offline: bool = False
 
 
 class _Other(NamedTuple):
@@ -87,7 +89,8 @@ class WakeRung(Rung):
         self._wakes: dict[WorkerId, WakeForecast] = {}
         """By worker that is being woken: the forecast."""
         self._due_work = DueWork(means)
-        self._dozing = Dozing(means, self._due_work)
+        self._priced = PricedWork(means, self._due_work)
+        self._dozing = Dozing(means, self._due_work, self._priced)
         self._spreading = Spreading(means)
         self._urgent = Urgent(means, self._spreading.loses_little)
         self._num_losses = means.state.counters.num_worker_losses
@@ -107,7 +110,9 @@ class WakeRung(Rung):
         """No calm on ticks while a worker may fall asleep or be woken for a deadline, and none for steps while offline
         work is urgent, as a step of another group may make a place for it. Else calm without end."""
         if moment is Moment.TICK:
-            may_decide = self._dozing.awaits_tick or (self._due_work.is_there and bool(self._sleepers.out))
+            may_decide = self._dozing.awaits_tick or bool(
+                self._sleepers.out and (self._due_work.is_there or self._priced.is_there)
+            )
         else:
             may_decide = self._urgent.is_there
         return Calm(0 if may_decide else None)
@@ -130,6 +135,7 @@ class WakeRung(Rung):
             return
         if moment is Moment.TICK:
             yield from self._answer_deadlines(now_ns)
+            yield from self._answer_backlog(now_ns)
         else:
             yield from self._spreading.look(now_ns)
             yield from self._urgent.look()
@@ -159,11 +165,11 @@ class WakeRung(Rung):
         fields |= offer.told
         if "wake_s" not in fields and seconds is not None:
             fields["wake_s"] = seconds
-        if offer.is_for_deadline:
+        if offer.is_for_offline:
             self._spreading.note_woken(offer.worker_ids)
         actions: list[Action] = [Record("wake_decided", now_ns, fields)]
         for number, worker_id in enumerate(offer.worker_ids):
-            self._dozing.note_woken(worker_id, now_ns, is_news=not number or not offer.is_for_deadline)
+            self._dozing.note_woken(worker_id, now_ns, is_news=not number or not offer.is_for_offline)
             actions += self._sleepers.wake(worker_id, now_ns, self._expect(worker_id, offer.wake))
         return actions
 
@@ -405,8 +411,25 @@ class WakeRung(Rung):
         yield WakeOffer(
             groups=(), why="offline work would be late for its deadline", told=told,
             worker_ids=tuple(w for w, _ in candidates[: plan.num]), wake=candidates[0][1],
-            is_for_deadline=True,
+            is_for_offline=True,
         )
+
+    def _answer_backlog(self, now_ns: int) -> Iterator[Offer]:
+        """Yield an offer to wake sleepers for offline work that is worth it, by its price or for its floor; nothing
+        while workers are being woken, as what they change is not seen yet."""
+        if not self._priced.is_there or not self._sleepers.can_wake or self._sleepers.waking:
+            return
+        backlog, prices, num_idle = self._priced.view(now_ns), self._priced.prices, len(self._priced.idle())
+        candidates = self._may_be_woken()
+        if backlog is None or not candidates:
+            return
+        takes_s = self._takes_s(candidates)
+        num = num_worth_waking(backlog, prices, num_idle, takes_s)
+        if num:
+            yield WakeOffer(
+                groups=(), why="offline work is worth it", told=woken_fields(backlog, prices, num_idle, takes_s[:num]),
+                worker_ids=tuple(w for w, _ in candidates[:num]), wake=candidates[0][1], is_for_offline=True,
+            )
 
     def _may_be_woken(self) -> list[tuple[WorkerId, WakeForecast]]:
         """The workers that can be woken within ``--max-awake``, with forecasts, the soonest first."""
