@@ -15,15 +15,15 @@ LONE_S, ROW_S = 0.02, 0.0001
 
 def made(num: float, *, busy: float = 0.0, left: float = 1e9) -> Backlog:
     """Prompts of 2,000 tokens and answers of 200; steps as of a model of 14B."""
-    return Backlog(num, 2000.0, 200.0, 100, 0.0002, lambda rows: LONE_S + ROW_S * rows, busy, left)
+    return Backlog(num, 0, 2000.0, 200.0, 100, 0.0002, lambda rows: LONE_S + ROW_S * rows, busy, left)
 
 
 backlogs = st.builds(
-    lambda num, prompt, output, most, token_s, lone_s, busy: Backlog(
-        num, prompt, output, most, token_s, lambda rows: lone_s + ROW_S * rows, busy, 1e6
+    lambda num, num_busy, prompt, output, most, token_s, lone_s, busy: Backlog(
+        num, num_busy, prompt, output, most, token_s, lambda rows: lone_s + ROW_S * rows, busy, 1e6
     ),
-    st.floats(0.0, 500.0), st.floats(1.0, 5000.0), st.floats(1.0, 1000.0), st.integers(1, 256), st.floats(1e-5, 1e-3),
-    st.floats(1e-3, 0.1), st.floats(0.0, 5000.0),
+    st.floats(0.0, 500.0), st.integers(0, 8), st.floats(1.0, 5000.0), st.floats(1.0, 1000.0), st.integers(1, 256),
+    st.floats(1e-5, 1e-3), st.floats(1e-3, 0.1), st.floats(0.0, 5000.0),
 )
 prices = st.builds(
     lambda device, token, floor: BatchPrices(device_second=device, batch_token=token, floor_tokens_per_s=floor),

@@ -37,9 +37,11 @@ class BatchPrices:
 
 
 class Backlog(NamedTuple):
-    """Offline requests that instances without online requests could do, and how fast they are."""
+    """Offline requests, and how fast instances without online requests do them."""
 
     num_requests: float
+    num_busy: int
+    """Instances with online requests, which have their part of them."""
     prompt_tokens: float
     """Of a request, as a mean; tokens in the prefix cache are not known of."""
     output_tokens: float
@@ -54,24 +56,24 @@ class Backlog(NamedTuple):
     num_tokens: float = 0.0
     """Left to do, of all offline requests."""
 
-    def tokens_per_s(self, num_instances: float) -> float:
-        """What so many instances without online requests do together, requests being shared out evenly."""
-        num_used = min(num_instances, self.num_requests)
-        if num_used <= 0.0:
+    def tokens_per_s(self, num_instances: int) -> float:
+        """What so many instances without online requests do together, requests being shared out evenly over all."""
+        if num_instances <= 0 or self.num_requests <= 0.0:
             return 0.0
-        each = min(self.num_requests / num_used, self.most_each)
+        each = min(self.num_requests / (num_instances + self.num_busy), self.most_each)
+        together = max(1.0, each)  # less than one: it has one for that part of the time
         # While each of its requests is served once, an instance computes the prompts of all of them.
-        took_s = each * self.prompt_tokens * self.prompt_token_s + self.output_tokens * self.decode_s(each)
-        return num_used * each * (self.prompt_tokens + self.output_tokens) / took_s if took_s else 0.0
+        took_s = together * self.prompt_tokens * self.prompt_token_s + self.output_tokens * self.decode_s(together)
+        return num_instances * each * (self.prompt_tokens + self.output_tokens) / took_s if took_s else 0.0
 
 
 def num_worth(backlog: Backlog, prices: BatchPrices, most: int, factor: float = 1.0) -> int:
     """How many instances without online requests, up to ``most``, are to be awake for this work: as many as its price
     pays for, or as its floor takes, whichever is more. For a floor none that does less than ``NEARLY`` of what the
-    first does. ``factor``: on the tokens that instances are taken to do for their price."""
+    first does. ``factor``: on the tokens that an instance is taken to do for its price, and on the floor."""
     done = [0.0]
     num_paid = num_for_floor = 0
-    is_paid, needed = prices.batch_token > 0.0, prices.floor_tokens_per_s - backlog.busy_tokens_per_s
+    is_paid, needed = prices.batch_token > 0.0, factor * prices.floor_tokens_per_s - backlog.busy_tokens_per_s
     is_below = needed > 0.0
     for num in range(1, most + 1):
         if not is_paid and not is_below:

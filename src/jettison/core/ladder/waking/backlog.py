@@ -91,10 +91,9 @@ class PricedWork:
         def decode_s(each: float) -> float:
             return step_s(StepWork.decodes(math.ceil(each), round(each * (prompt + output / 2.0))))
 
-        elsewhere = sum(self._state.groups[g].queues.num_running_offline for g in self._done)
         return Backlog(
-            max(0.0, num - elsewhere), prompt, output, self._due_work.batch_size(prompt + output), 1.0 / prefill,
-            decode_s, self._busy_per_s, sum(extent.num_tokens for extent in extents),
+            num, len(self._done), prompt, output, self._due_work.batch_size(prompt + output), 1.0 / prefill, decode_s,
+            self._busy_per_s, sum(extent.num_tokens for extent in extents),
         )
 
 
