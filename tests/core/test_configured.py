@@ -13,7 +13,7 @@ from jettison.memory.kvtransfers import MigrationKind
 from jettison.policy.movekinds import Fit, MoveParams
 from jettison.policy.offline import OfflineParams
 from jettison.policy.overload import OverloadParams
-from jettison.policy.packing.params import PackParams
+from jettison.policy.packing.params import Gather, PackParams
 from jettison.policy.packing.types import Priorities
 
 
@@ -53,11 +53,12 @@ def test_packing_is_a_rung_that_comes_with_its_flag() -> None:
     assert plain.packing is None and "pack" not in plain.rungs
     config = EngineConfig.resolve(
         model="m", packing="mell", packing_epoch_s=0.5, packing_head_room=0.2, packing_moves="kv",
-        packing_weight_distance=3,
+        packing_weight_distance=3, packing_fill=0.9, packing_gather="close", packing_saves="idle",
     )
     params = cluster_params(config, num_host_slots=0)
     assert params.packing == PackParams(
-        epoch_s=0.5, head_room=0.2, kinds=frozenset({MigrationKind.KV}), priorities=Priorities(distance=3.0)
+        epoch_s=0.5, head_room=0.2, kinds=frozenset({MigrationKind.KV}), priorities=Priorities(distance=3.0), fill=0.9,
+        gather=Gather.CLOSE, saves_idle=True,
     )
     assert {*params.rungs} - {*plain.rungs} == {"pack"}
     assert overload_name(params.rungs, static_pipeline=False) == config.overload.policy

@@ -39,6 +39,8 @@ Dispatch = Literal["freest", "fewest-requests"]
 Planner = Literal["throughput", "memory"]
 Migration = Literal["kv", "tokens", "adaptive"]
 MigrationFit = Literal["soonest", "first-fit", "best-fit"]
+Gathering = Literal["settle", "close"]
+Saving = Literal["asleep", "idle"]
 Packer = Literal["none", "mell", "best-fit", "worst-fit", "load-balance"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
 ContentFormat = Literal["auto", "string", "openai"]
@@ -308,6 +310,18 @@ class PackingConfig:
         "adaptive", Choice(Migration), "packing: how running requests change instances. kv: their KV is copied; "
         "tokens: the destination computes it from their tokens; adaptive: each in the way that is done first without "
         "disturbing who decodes beside it.", name="packing_moves")
+    fill: float = config_key(
+        0.75, float_from(0.75, 1.0), "packing mell: part of its memory below which an instance takes requests from "
+        "others. 0.75 is MELL's; more means fewer instances and more moves.",
+        name="packing_fill", metavar="FRACTION")
+    gather: Gathering = config_key(
+        "settle", Choice(Gathering), "packing mell: what running requests move for, besides an instance that "
+        "overflows. settle: to be on the fewest instances after every epoch; close: only to empty an instance, looked "
+        "for every five epochs (about a third of the moves).", name="packing_gather")
+    saves: Saving = config_key(
+        "asleep", Choice(Saving), "packing: which emptied instances pay for moves. asleep: those that fall asleep "
+        "(--sleep auto, above --min-awake); idle: all, as in MELL, where idle ones are given back.",
+        name="packing_saves")
     weight_load: float = config_key(
         1.0, float_from(0.0), "packing: what it counts that an instance has few requests, where several have room.",
         name="packing_weight_load", metavar="WEIGHT")

@@ -23,7 +23,7 @@ from jettison.policy.migration import MigrationParams
 from jettison.policy.movekinds import Fit, MoveParams
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.overload import OverloadParams
-from jettison.policy.packing.params import PackParams
+from jettison.policy.packing.params import Gather, PackParams
 from jettison.policy.packing.types import Priorities
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
@@ -115,6 +115,7 @@ def _pack_params(packing: PackingConfig) -> PackParams | None:
     return PackParams(
         packer=packing.policy, epoch_s=packing.epoch_s, head_room=packing.head_room,
         kinds=frozenset(MigrationKind if packing.moves == "adaptive" else (MigrationKind(packing.moves),)),
+        fill=packing.fill, gather=Gather(packing.gather), saves_idle=packing.saves == "idle",
         priorities=Priorities(
             load=packing.weight_load, free=packing.weight_free, distance=packing.weight_distance
         ),

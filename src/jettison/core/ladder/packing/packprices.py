@@ -36,7 +36,8 @@ def worth_of(
     nothing is packed.
 
     A group that is emptied (``empties``) is saved for as long as its requests would have stayed. Requests that leave
-    another one make room in it, and save that share of it.
+    another one make room in it, and save that share of it. Where one group less in use lets no instance sleep, nothing
+    is saved (``PackParams.saves_idle`` says otherwise).
     """
     params, stay_s = cluster.params.packing, loads.traffic.mean_stay_s
     assert params is not None
@@ -56,8 +57,18 @@ def worth_of(
         cheapest.append(min(known, key=lambda p: cost_device_s([p], num_requests, params.prices), default=None))
     num_blocks = sum(source.limits.blocks_for(owed.state.num_tokens) for owed in moves)
     saved_s = stay_s if empties else stay_s * num_blocks / capacity
+    if not params.saves_idle and not lets_sleep(cluster):
+        saved_s = 0.0
     cost_s = cost_device_s([price for price in cheapest if price is not None], num_requests, params.prices)
     return Worth(cost_s, saved_s, is_worth(cheapest, saved_s, num_requests, params.prices))
+
+
+def lets_sleep(cluster: ClusterState) -> bool:
+    """Whether an instance would fall asleep if one group less were in use: instances do so by themselves, and those
+    that online requests use are more than have to be awake."""
+    awake = cluster.params.awake
+    num_used = sum(len(group.stages) for group in cluster.groups.values() if group.queues.serves_online)
+    return awake.falls_asleep and num_used > awake.min_awake
 
 
 def _link_bytes(cluster: ClusterState, owed: Owed) -> dict[LinkId, int]:

@@ -174,24 +174,33 @@ typedef struct {
     ACC *sums;
     long output, x_stride, num_groups, first_step, num_steps; /* num_groups: of a row; first_step: in its group */
     long ahead;                                               /* bytes from a line to what is asked for with it */
+    const uint8_t *next;                                      /* the block that a tile asks for; or NULL */
 } NAME(Columns);
 
-/* A register tile of few enough rows has its totals in registers, too, beside the sums of a step. */
+/* A register tile of few enough rows has its totals in registers, too, beside the sums of a step. Wide registers would
+ * wait for memory: they ask less far ahead than for packed weights, whose bytes are used up sooner, and the second tile
+ * of a block `ASKS` for the next one, which its first tile alone reads. */
 #if VEC_BYTES == 64
 #define INTEGER_ROWS 6
 #define TOTALS_IN_REGISTERS 6
+#define ASKS 1
+#define AHEAD_OF(rows) ((rows) <= FEW_ROWS ? AHEAD_IN_ORDER_BYTES : 2048)
 #else
 #define INTEGER_ROWS PACKED_ROWS
 #define TOTALS_IN_REGISTERS 1
+#define ASKS 0
+#define AHEAD_OF(rows) ((rows) <= FEW_ROWS ? AHEAD_OF_FEW_BYTES : AHEAD_BYTES)
 #endif
 
-/* Adds to sums. `bits` is 0 where the columns have been widened; a tile that `keeps` them widens for others, too. */
-INLINE void NAME(integer_tile)(const int rows, const int bits, const int keeps, const NAME(Columns) *c) {
+/* Adds to sums. `bits` is 0 where the columns have been widened. A tile that `serves` others widens for them, too, or
+ * (without bits) asks for the next block. */
+INLINE void NAME(integer_tile)(const int rows, const int bits, const int serves, const NAME(Columns) *c) {
     const int in_registers = rows <= TOTALS_IN_REGISTERS;
     const long steps = c->form->group_size / STEP;
     const NAME(PackedX) *x = c->x;
-    NAME(Wide) *wide = c->wide + (bits && !keeps ? 0 : NAME(wide_at)(c->output, 0));
+    NAME(Wide) *wide = c->wide + (bits && !serves ? 0 : NAME(wide_at)(c->output, 0));
     const ACC *x_sums = c->x_sums;
+    const uint8_t *next = c->next;
     const uint8_t *head = c->head, *line = head + head_bytes(c->form) + c->first_step * STEP_BYTES(bits) + 4 * c->output;
     ACC *const sums = c->sums + c->output;
     vf32 total[TOTALS_IN_REGISTERS][PACKED_VECTORS], scale[PACKED_VECTORS], shift[PACKED_VECTORS];
@@ -209,6 +218,9 @@ INLINE void NAME(integer_tile)(const int rows, const int bits, const int keeps, 
             x_sums++;
             NAME(load_head)(c->form, head + 2 * c->output, scale, shift);
         }
+        if (!bits && serves)
+            for (const uint8_t *const end = next + STEP_BYTES(c->form->bits) + 64; next < end; next += 64)
+                __builtin_prefetch(next, 0, 2);
         vf32 acc[INTEGER_ROWS][PACKED_VECTORS];
 #pragma GCC unroll 16
         for (int m = 0; m < rows; m++)
@@ -227,7 +239,7 @@ INLINE void NAME(integer_tile)(const int rows, const int bits, const int keeps, 
                 for (int v = 0; v < PACKED_VECTORS; v++) {
                     NAME(Wide) *const at = wide + NAME(wide_at)(v * LANES_F32, i + j);
                     column[v] = bits ? NAME(operand)(bits, line + 4 * v * LANES_F32, j) : NAME(load_wide)(at);
-                    if (keeps) NAME(store_wide)(at, column[v]);
+                    if (bits && serves) NAME(store_wide)(at, column[v]);
                 }
 #pragma GCC unroll 16
                 for (int m = 0; m < rows; m++)
@@ -265,16 +277,25 @@ INLINE void NAME(integer_tile)(const int rows, const int bits, const int keeps, 
             for (int v = 0; v < PACKED_VECTORS; v++) *(vf32_mem *)(sums + m * OUTPUTS + v * LANES_F32) = total[m][v];
 }
 
-static void NAME(integer_tiles)(long rows, int is_first, const NAME(Columns) *c) {
-    const int is_nibbles = c->form->bits == 4;
-#define CASE(n)                                                                                                      \
-    case n:                                                                                                          \
+/* A function for each number of rows: GCC allocates registers worse where a function has many loops. */
+#define TILES_OF(n)                                                                                                  \
+    static __attribute__((noinline)) void NAME(integer_tiles_##n)(int is_first, const NAME(Columns) *c) {            \
+        const int is_nibbles = c->form->bits == 4;                                                                   \
         if (!c->wide && is_nibbles) NAME(integer_tile)(n, 4, 0, c);                                                  \
         else if (!c->wide) NAME(integer_tile)(n, 8, 0, c);                                                           \
+        else if (ASKS && n > 1 && c->next) NAME(integer_tile)(n, 0, 1, c);                                           \
         else if (n > 1 && !is_first) NAME(integer_tile)(n, 0, 0, c);                                                 \
         else if (n > 2 && is_nibbles) NAME(integer_tile)(n, 4, 1, c);                                                \
         else if (n > 2) NAME(integer_tile)(n, 8, 1, c);                                                              \
-        break;
+    }
+TILES_OF(1) TILES_OF(2) TILES_OF(3) TILES_OF(4)
+#if VEC_BYTES > 16
+TILES_OF(5) TILES_OF(6)
+#endif
+#undef TILES_OF
+
+static void NAME(integer_tiles)(long rows, int is_first, const NAME(Columns) *c) {
+#define CASE(n) case n: NAME(integer_tiles_##n)(is_first, c); break;
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4)
 #if VEC_BYTES > 16
@@ -292,9 +313,11 @@ static void NAME(integer_group)(const Form *form, const NAME(PackedX) *x, long x
     memset(space->sums, 0, (size_t)(rows * OUTPUTS) * sizeof(ACC));
     for (long begin = 0; begin < k / STEP; begin += block) {
         const long length = k / STEP - begin < block ? k / STEP - begin : block, group = begin / steps;
+        const long end = begin + length;
         const uint8_t *const head = w + group * columns_bytes(form);
+        const uint8_t *const next = w + end / steps * columns_bytes(form) + end % steps * STEP_BYTES(form->bits);
         NAME(Columns) c = {form, NULL, NULL, head, NULL, NULL, 0, x_stride, k / form->group_size, begin % steps, length,
-                           rows <= FEW_ROWS ? AHEAD_OF_FEW_BYTES : AHEAD_BYTES};
+                           AHEAD_OF(rows), NULL};
         if (num_tiles > 1) c.wide = space->wide;
         for (c.output = 0; c.output < OUTPUTS; c.output += PACKED_WIDTH)
             for (long tile = 0, row = 0; tile < num_tiles; tile++) {
@@ -302,6 +325,7 @@ static void NAME(integer_group)(const Form *form, const NAME(PackedX) *x, long x
                 c.x = x + row * x_stride + begin * STEP;
                 c.x_sums = space->x_sums + row * c.num_groups + group;
                 c.sums = space->sums + row * OUTPUTS;
+                c.next = tile == 1 ? next : NULL;
                 NAME(integer_tiles)(height, tile == 0, &c);
                 row += height;
             }
@@ -350,6 +374,8 @@ static void NAME(sum_columns)(const Form *form, const T *x, long x_stride, const
 }
 #undef SEGMENT
 #undef SEGMENT_STEPS
+#undef AHEAD_OF
+#undef ASKS
 #undef OPERAND_SCALE
 #undef INTEGER_ROWS
 #undef TOTALS_IN_REGISTERS

@@ -13,10 +13,15 @@
 #define GROUP 32
 #define PACKED_BLOCK_K 256 /* elements of k: 16 or 32 KiB of a group stay in the first-level cache for all rows */
 #define PACKED_CHUNKS 8    /* pieces of work a thread */
-/* How far on weights are asked for that serve one tile's rows alone: with few rows the processor's own prefetchers keep
- * up, and asking far ahead takes their place. */
+/* How far on weights are asked for that serve one tile's rows alone. With few rows the processor's own prefetchers keep
+ * up, and asking far ahead takes their place; asking is for little where weights are read in the order in which they lie. */
 #define FEW_ROWS 4
+#define AHEAD_IN_ORDER_BYTES 512
+#ifdef BF16_DOT
+#define AHEAD_OF_FEW_BYTES AHEAD_IN_ORDER_BYTES
+#else
 #define AHEAD_OF_FEW_BYTES 2048
+#endif
 #define AHEAD_BYTES 8192
 
 #if STORAGE_IS_NARROW && defined(TILES)
@@ -161,22 +166,26 @@ INLINE void NAME(packed_tile)(const int rows, const NAME(PackedX) *x, long x_str
             if (!begins) acc[m][v] = *(const vf32_mem *)(sums + m * GROUP + v * LANES_F32);
         }
 #if defined(BF16_DOT)
+    const int together = rows <= FEW_ROWS ? 1 : PACKED_VECTORS; /* one: in the order in which they lie */
     for (long step = 0; step < k; step += 32, w += 1024)
-        for (int pair = 0; pair < 16; pair++) {
-            __m512bh column[PACKED_VECTORS];
-            column[0] = (__m512bh)_mm512_loadu_si512(w + pair * 32);
-            column[1] = (__m512bh)_mm512_loadu_si512(w + 512 + pair * 32);
-            NAME(ask_for)(&ahead, 128 >> is_half);
-#pragma GCC unroll 16
-            for (int m = 0; m < rows; m++) {
-                int32_t two;
-                memcpy(&two, x + m * x_stride + step + 2 * pair, 4);
-                const __m512bh both = (__m512bh)_mm512_set1_epi32(two);
+#pragma GCC unroll 2
+        for (int first = 0; first < PACKED_VECTORS; first += together)
+            for (int pair = 0; pair < 16; pair++) {
+                __m512bh column[PACKED_VECTORS];
 #pragma GCC unroll 4
-                for (int v = 0; v < PACKED_VECTORS; v++)
-                    acc[m][v] = (vf32)_mm512_dpbf16_ps((__m512)acc[m][v], column[v], both);
+                for (int v = 0; v < together; v++)
+                    column[v] = (__m512bh)_mm512_loadu_si512(w + (first + v) * 512 + pair * 32);
+                NAME(ask_for)(&ahead, 64 * together >> is_half);
+#pragma GCC unroll 16
+                for (int m = 0; m < rows; m++) {
+                    int32_t two;
+                    memcpy(&two, x + m * x_stride + step + 2 * pair, 4);
+                    const __m512bh both = (__m512bh)_mm512_set1_epi32(two);
+#pragma GCC unroll 4
+                    for (int v = 0; v < together; v++)
+                        acc[m][first + v] = (vf32)_mm512_dpbf16_ps((__m512)acc[m][first + v], column[v], both);
+                }
             }
-        }
 #elif STORAGE_IS_NARROW
     for (long step = 0; step < k; step += 32, w += 1024)
         for (int pair = 0; pair < 16; pair++) {
@@ -390,6 +399,7 @@ static int NAME(linear_slab)(const Form *form, const T *x, long x_stride, const 
 #undef PACKED_CHUNKS
 #undef FEW_ROWS
 #undef AHEAD_OF_FEW_BYTES
+#undef AHEAD_IN_ORDER_BYTES
 #undef AHEAD_BYTES
 #undef PACKED_ROWS
 #undef PACKED_VECTORS
