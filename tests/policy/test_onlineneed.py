@@ -45,10 +45,17 @@ def test_it_grows_with_time_and_arrivals_and_covers_the_queue(
 
 def test_arrivals_bring_their_prompts_and_half_of_what_the_first_of_them_gets() -> None:
     load = Load([], [], STEADY)
-    assert most_growth_tokens(load, 0.1, 2.0) == pytest.approx(2 * 2.0 * (100.0 + 10.0))
-    assert most_growth_tokens(load, 0.1, 40.0) == pytest.approx(2 * 40.0 * (100.0 + 20.0)), "a mean answer, at most"
+    assert most_growth_tokens(load, 0.1, 1.0) == pytest.approx(2 * 1.0 * (100.0 + 5.0))
+
+
+@given(st.floats(3.0, 100.0))
+def test_no_more_of_them_are_there_than_come_while_one_stays(ahead_s: float) -> None:
+    """Little's law: two a second, which stay for 2.1 seconds, with answers of 20 tokens."""
+    assert most_growth_tokens(Load([], [], STEADY), 0.1, ahead_s) == pytest.approx(2 * 2.1 * (100.0 + 10.0))
 
 
 def test_a_burst_counts_for_as_long_as_it_lasts() -> None:
-    burst = Load([], [], Arrivals(10.0, 1.0, 2.0, 50.0, (1.0,)))
-    assert most_growth_tokens(burst, 0.1, 5.0) == pytest.approx((10.0 * 2.0 + 1.0 * 3.0) * 51.0)
+    burst = Load([], [], Arrivals(10.0, 1.0, 2.0, 50.0, (100.0,)))
+    assert most_growth_tokens(burst, 0.1, 5.0) == pytest.approx((10.0 * 2.0 + 1.0 * 3.0) * (50.0 + 25.0))
+    short = Load([], [], Arrivals(10.0, 1.0, 2.0, 50.0, (4.0,)))
+    assert most_growth_tokens(short, 0.1, 5.0) == pytest.approx(10.0 * 0.5 * 52.0), "at its end, not later"

@@ -10,6 +10,7 @@ from jettison.core.ladder.prompts import num_for_arrivals
 from jettison.core.ladder.rung import Means
 from jettison.core.ladder.waking.backlog import PricedWork, as_fields
 from jettison.core.ladder.waking.duework import DueWork
+from jettison.core.ladder.waking.opening import Opening
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.policy.batchworth import num_worth
@@ -24,10 +25,14 @@ LEVEL = 2
 class Dozing:
     """Puts workers to sleep that no request needs. It remembers since when each group has had no online request."""
 
-    def __init__(self, means: Means, due_work: DueWork, priced: PricedWork) -> None:
+    def __init__(
+        self, means: Means, due_work: DueWork, priced: PricedWork, opening: Opening, opening_s: Callable[[], float]
+    ) -> None:
+        """``opening_s``: seconds until a sleeper would serve again."""
         self._means = means
         self._due_work = due_work
         self._priced = priced
+        self._opening, self._opening_s = opening, opening_s
         self._num_kept = 0
         """How many are kept awake for what offline work is worth, as told last."""
         self._state = means.state
@@ -121,6 +126,8 @@ class Dozing:
             staying = [g for g in state.groups.values() if g.group_id not in chosen]
             num_least = num_for_arrivals(state, self._means.loads, staying)
             chosen = chosen[: max(0, len(serving) - num_least)]
+        if chosen:
+            chosen = chosen[: self._opening.num_spared([state.groups[g] for g in chosen], self._opening_s())]
         return chosen[: self._num_spared(len(chosen), now_ns)] if chosen else []
 
     def _num_spared(self, num_wanted: int, now_ns: int) -> int:

@@ -23,6 +23,7 @@ from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.waking.backlog import PricedWork, woken_fields
 from jettison.core.ladder.waking.dozing import Dozing
 from jettison.core.ladder.waking.duework import LOOK_S, DueWork
+from jettison.core.ladder.waking.opening import Opening
 from jettison.core.ladder.waking.spreading import Spreading, SpreadOffer
 from jettison.core.ladder.waking.urgent import Urgent, UrgentOffer
 from jettison.core.ladder.waysout import WaysOut
@@ -90,7 +91,10 @@ class WakeRung(Rung):
         """By worker that is being woken: the forecast."""
         self._due_work = DueWork(means)
         self._priced = PricedWork(means, self._due_work)
-        self._dozing = Dozing(means, self._due_work, self._priced)
+        self._opening = Opening(means)
+        self._dozing = Dozing(
+            means, self._due_work, self._priced, self._opening, lambda: min(self.wakes_s(), default=UNKNOWN_WAKE_S)
+        )
         self._spreading = Spreading(means)
         self._urgent = Urgent(means, self._spreading.loses_little)
         self._num_losses = means.state.counters.num_worker_losses
@@ -143,6 +147,7 @@ class WakeRung(Rung):
             return
         yield from self._answer_memory(now_ns)
         if moment is Moment.TICK:
+            yield from self._answer_growth(now_ns)
             yield from self._answer_compute()
             yield from self._answer_arrivals(now_ns)
 
@@ -301,6 +306,17 @@ class WakeRung(Rung):
         if offer is not None:
             self._others.pop(group.group_id, None)
             yield offer
+
+    def _answer_growth(self, now_ns: int) -> Iterator[Offer]:
+        """Yield an offer to wake sleepers where what packed instances have open will be full before one could serve;
+        nothing while workers are being woken, which is in time for it."""
+        if not self._opening.is_asked or self._sleepers.waking or not (wakes_s := self.wakes_s()):
+            return
+        if (need := self._opening.lacks(wakes_s[0], now_ns)) is not None:
+            why = "what is open will be full before a sleeper could serve"
+            offer = self._offer(None, why, need.missing_blocks * block_bytes(self._state), need.as_fields())
+            if offer is not None:
+                yield offer
 
     def _is_in_vain(self, other: _Other, times: Times, now_ns: int) -> bool:
         """Whether the other way that was taken for a group should have let its queue in by now, and a sleeper could
