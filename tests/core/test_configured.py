@@ -10,6 +10,7 @@ from jettison.core.ladder.lists import overload_name
 from jettison.core.params import ClusterParams
 from jettison.errors import ConfigError
 from jettison.memory.kvtransfers import MigrationKind
+from jettison.policy.batchworth import BatchPrices
 from jettison.policy.movekinds import Fit, MoveParams
 from jettison.policy.offline import OfflineParams
 from jettison.policy.overload import OverloadParams, Trigger
@@ -36,9 +37,12 @@ def test_a_step_that_evicted_is_filled_where_it_is_asked_for() -> None:
     assert cluster_params(config, num_host_slots=0).offline == OfflineParams(fills_after_eviction=True)
 
 
-def test_up_to_where_steps_are_filled_is_as_it_is_set() -> None:
-    config = EngineConfig.resolve(model="m", fill_below=1)
-    assert cluster_params(config, num_host_slots=0).offline == OfflineParams(fill_below=1.0)
+def test_what_a_batch_is_worth_is_as_it_is_set_and_nothing_by_default() -> None:
+    config = EngineConfig.resolve(model="m", price_batch_token=0.5, price_device_second=2, batch_floor=100)
+    prices = cluster_params(config, num_host_slots=0).awake.prices
+    assert prices == BatchPrices(device_second=2.0, batch_token=0.5, floor_tokens_per_s=100.0)
+    unpriced = cluster_params(EngineConfig.resolve(model="m"), num_host_slots=0).awake.prices
+    assert unpriced == BatchPrices() and not unpriced.are_there
 
 
 def test_migrations_that_are_adaptive_have_no_kind_of_their_own() -> None:

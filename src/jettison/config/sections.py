@@ -283,9 +283,6 @@ class OfflineConfig:
     slo_tpot_ms: float | None = config_key(
         None, float_from(0.001), "Time between two tokens of an online request that offline work must leave to it "
         "(auto: 9 times the decode step of one request).", metavar="MS", unset="auto")
-    fill_below: float = config_key(
-        0.35, float_from(0.0, 1.0), "Part of the KV blocks held by online requests up to which their steps are filled "
-        "with offline work (1: always).", metavar="FRACTION")
     fill_after_eviction: bool = config_key(
         False, truth, "Fill a step that has just evicted offline requests.", metavar="BOOL")
     safepoint_layers: int | None = config_key(
@@ -373,6 +370,16 @@ class SleepConfig:
     max_awake: int | None = config_key(
         None, int_from(1, 1024), "Instances that may be awake at one time (all: as many as there are).", metavar="N",
         unset="all")
+    device_second: float = config_key(
+        1.0, float_from(0.0), "Price of a second in which an instance is awake, in any unit of money.",
+        name="price_device_second", metavar="PRICE")
+    batch_token: float = config_key(
+        0.0, float_from(0.0), "Price that a token of an offline request brings, in that unit: instances stay awake and "
+        "are woken for offline work that is worth more than their seconds (0: for none without a deadline).",
+        name="price_batch_token", metavar="PRICE")
+    batch_floor: float = config_key(
+        0.0, float_from(0.0), "Tokens a second of offline requests that instances stay awake and are woken for, "
+        "whatever that costs (0: none).", metavar="TOKENS")
 
     def why_nobody_sleeps(self, instances: int) -> str | None:
         """A warning for the operator: ``--sleep auto`` is set, but none of ``instances`` may ever sleep. None: some

@@ -15,6 +15,7 @@ from jettison.core.params import AwakeParams, ClusterParams, FaultParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.memory.kvtransfers import ExchangeMode, MigrationKind
+from jettison.policy.batchworth import BatchPrices
 from jettison.policy.dispatch import ORDERS
 from jettison.policy.links import MachineId
 from jettison.policy.lookahead import LookaheadParams
@@ -97,7 +98,11 @@ def cluster_params(
         card_of=told or machine_of or {},
         faults=FaultParams(max_outage_s=config.faults.outage_timeout_s),
         awake=AwakeParams(
-            config.sleep.min_awake, config.sleep.max_awake, config.sleep.mode == "auto", config.sleep.after_s
+            config.sleep.min_awake, config.sleep.max_awake, config.sleep.mode == "auto", config.sleep.after_s,
+            BatchPrices(
+                device_second=config.sleep.device_second, batch_token=config.sleep.batch_token,
+                floor_tokens_per_s=config.sleep.batch_floor,
+            ),
         ),
         exchange=ExchangeMode(overload.exchange),
     )
@@ -124,7 +129,6 @@ def _offline_params(offline: OfflineConfig) -> OfflineParams:
         checkpoints="checkpoint" in parts,
         prefetches="prefetch" in parts,
         slo=SloParams(ttft_s=_seconds(offline.slo_ttft_ms), tpot_s=_seconds(offline.slo_tpot_ms)),
-        fill_below=offline.fill_below,
         fills_after_eviction=offline.fill_after_eviction,
         safepoint_layers=offline.safepoint_layers,
         checkpoint_below_free=offline.checkpoint_free,

@@ -24,7 +24,8 @@ _CONTEXT = ("t", "kind", "group", "workers")
 
 KINDS = (
     "drop", "no drop", "pack", "packed", "restore", "yield", "rebalance", "migrate", "scale out", "recover",
-    "pause offline", "give up step", "compute again", "stand still", "sleep", "wake", "way out", "hold drop", "preempt",
+    "pause offline", "give up step", "compute again", "stand still", "stop filling", "sleep", "stay awake", "wake",
+    "way out", "hold drop", "preempt",
 )
 """Kinds of decisions. ``stand still``: no rule let offline work go on; the others are actions."""
 
@@ -219,6 +220,14 @@ def _sleep(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     return Decision(event["t"], "sleep", None, (event["worker"],), _rest(event, "worker"), {}, outcome)
 
 
+def _stay_awake(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    """Instances stay awake for offline work: what they are predicted to do of it, and its price."""
+    predicted = _pick(event, ("tokens_per_s", "next_tokens_per_s"))
+    end = _first_after(log, ("falling_asleep",), event["t"])
+    outcome = {} if end is None else {"next_sleep_after_s": end["t"] - event["t"]}
+    return Decision(event["t"], "stay awake", None, (), _rest(event, *predicted), predicted, outcome)
+
+
 def _wake(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     end = _next_about(log, ("woken",), event)
     outcome = {} if end is None else {"serves_after_s": end["t"] - event["t"]} | _pick(end, ("map_ms", "pulled_bytes"))
@@ -302,6 +311,14 @@ def _preempt(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     return Decision(event["t"], "preempt", event["group"], (), inputs, {}, {"tokens_computed_again": event["tokens"]})
 
 
+def _stop_filling(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    """No step is filled with offline work any more: the memory that online requests are foreseen to need."""
+    end = _next_of(log, "filling_goes_on", event)
+    outcome = {} if end is None else {"filled_again_after_s": end["t"] - event["t"]} | _pick(end, ("online_blocks",))
+    predicted = _pick(event, ("growth_blocks",))
+    return Decision(event["t"], "stop filling", event["group"], (), _rest(event, *predicted), predicted, outcome)
+
+
 def _stand_still(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     end = _next_of(log, "offline_goes_on", event)
     outcome = {} if end is None else {"went_on_after_s": end["t"] - event["t"]}
@@ -312,8 +329,9 @@ _MAKERS = {
     "drop_decided": _drop, "drop_declined": _no_drop, "restore_begin": _restore, "yield": _yield,
     "scale_out": _scale_out, "worker_lost": _recover, "migrated": _migrate, "rebalanced": _rebalance,
     "offline_paused": _pause_offline, "step_abandon_asked": _give_up_step, "offline_computed_again": _compute_again,
-    "offline_stands": _stand_still, "pack": _pack, "packed": _packed, "falling_asleep": _sleep, "waking": _wake,
-    "preempted": _preempt, "wake_decided": _way_out, "wake_declined": _way_out, "drop_held_back": _hold_drop,
+    "offline_stands": _stand_still, "filling_stops": _stop_filling, "pack": _pack, "packed": _packed,
+    "falling_asleep": _sleep, "sleep_put_off": _stay_awake, "waking": _wake, "preempted": _preempt,
+    "wake_decided": _way_out, "wake_declined": _way_out, "drop_held_back": _hold_drop,
 }
 
 

@@ -22,9 +22,8 @@ from jettison.core.serving.planviews import (
 )
 from jettison.policy.batching import BatchLimits, BatchPlan, BatchView
 from jettison.policy.filling import OfflineView, plan_beside, plan_within
-from jettison.policy.offline import OfflineParams
 from jettison.policy.slo import Objectives, Pace, StepBudget, filler_s, step_budget
-from jettison.policy.standing import StepRoom
+from jettison.policy.standing import Foreseen, StepRoom
 from jettison.types import NANOSECONDS
 
 Planned = Callable[[BatchView, BatchLimits], BatchPlan]
@@ -40,7 +39,7 @@ def plan_shared(group: GroupView, pace: Pace, limits: BatchLimits, planned: Plan
     online = online_view(group)
 
     def budget_of(plan: BatchPlan) -> StepBudget:
-        seconds = _seconds(group, pace.offline, goals, now_ns)
+        seconds = _seconds(group, goals, now_ns)
         return step_budget(pace.predictor, seconds, num_stages, copies)
 
     return plan_beside(
@@ -64,25 +63,25 @@ def planned_within(
     return plan_within(view, planned, limits, budget)
 
 
-def _seconds(group: GroupView, offline: OfflineParams, goals: Objectives, now_ns: int) -> float | None:
+def _seconds(group: GroupView, goals: Objectives, now_ns: int) -> float | None:
     """Seconds that a step with offline tokens may take, by the objectives and by how long online requests have waited
-    for their first token. 0.0 where online requests hold more of the blocks than ``fill_below``. None: no bound, as no
-    online request here waits for it."""
+    for their first token. 0.0 where online requests are foreseen to lack memory (``Group.foreseen``). None: no bound,
+    as no online request here waits for it."""
     queues = group.queues
     if not queues.serves_online and all(group.blocks.is_oversized(s) for s in queues.waiting):
         return None
-    if online_share(group, offline.fill_below) > offline.fill_below:
+    if group.foreseen is not None and not group.foreseen.fits:
         return 0.0
     return filler_s(goals, lambda: _longest_wait_s(group, now_ns))
 
 
-def online_share(group: GroupView, enough: float = 0.0) -> float:
-    """Share of the blocks that online requests hold. A result up to ``enough`` may count shared blocks once a holder,
-    so it may be too high; a larger one is exact."""
+def held_by_online(group: GroupView, growth_blocks: int) -> Foreseen:
+    """The group's blocks, and those that its online requests hold, with ``growth_blocks`` that they are foreseen to
+    take. Where all of it fits, shared blocks may be counted once for each holder; else the sum is exact."""
     states = [*online_states(group), *(s for s in group.queues.moving.values() if not s.is_offline)]
-    ids, capacity = [s.request_id for s in states], max(1, group.blocks.capacity)
-    at_most = group.blocks.num_used_by(ids) / capacity
-    return at_most if at_most <= enough else group.blocks.num_distinct(ids) / capacity
+    ids, capacity = [s.request_id for s in states], group.blocks.capacity
+    foreseen = Foreseen(group.blocks.num_used_by(ids), growth_blocks, capacity, len(ids))
+    return foreseen if foreseen.fits else foreseen._replace(held_blocks=group.blocks.num_distinct(ids))
 
 
 def _longest_wait_s(group: GroupView, now_ns: int) -> float | None:
@@ -110,13 +109,11 @@ def room_of_last_step(
     pace = group.pace()
     if pace is None or not pace.offline.slo_aware or not group.queues.has_both_classes:
         return room
-    seconds = _seconds(group, pace.offline, pace.objectives(), now_ns)
+    seconds = _seconds(group, pace.objectives(), now_ns)
     budget = step_budget(pace.predictor, seconds, len(group.stages))
     one_more_s = pace.predictor.predict_s(flight.work.with_prompt(1, state.num_computed), budget.part)
-    share = online_share(group, pace.offline.fill_below)
     return room._replace(
-        is_timed=True, one_more_s=one_more_s, may_take_s=budget.seconds, online_share=share,
-        fill_below=pace.offline.fill_below,
+        is_timed=True, one_more_s=one_more_s, may_take_s=budget.seconds, foreseen=group.foreseen
     )
 
 
