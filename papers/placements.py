@@ -16,6 +16,7 @@ import numpy as np
 from jettison.cost.model import ChunkShape, StepShape
 from jettison.cost.presets import ClusterPreset, cluster_preset
 from jettison.errors import JettisonError
+from jettison.policy.packing.closing import CLOSES_EVERY
 from jettison.policy.packing.named import PACKERS
 from jettison.report import placement
 from jettison.report.placement import Demand, Floats, Life, Placed, demand_of, packer_for, place
@@ -70,7 +71,6 @@ class System(NamedTuple):
     epoch_s: float = 1.0
     ahead_s: float = 4.0
     """What a new reserve is for."""
-    batched: bool = True
     holds: bool = False
     """Moves only where a device overflows."""
     closes_every: int | None = None
@@ -84,8 +84,8 @@ MAKERS = PACKERS | {"printed": Printed}
 SYSTEMS = {
     "mell": System("mell"),
     "mell, most moves": System("mell", fill=1.0),
-    "mell, few moves": System("mell", holds=True, closes_every=5),
-    "mell, one by one": System("mell", batched=False),
+    "mell, few moves": System("mell", holds=True, closes_every=CLOSES_EVERY),
+    "mell, epochs of 0.1 s": System("mell", epoch_s=0.1),
     "printed": System("printed"),
     "load-balance": System("load-balance"),
     "best-fit": System("best-fit"),
@@ -185,8 +185,8 @@ def _placed(load: Load, seed: int, system: System) -> Placed | None:
     if found is None:
         return None
     return place(
-        found, packer_for(found, system.packing, fill=system.fill, makers=MAKERS), batched=system.batched,
-        holds=system.holds, closes_every=system.closes_every,
+        found, packer_for(found, system.packing, fill=system.fill, makers=MAKERS), holds=system.holds,
+        closes_every=system.closes_every,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from jettison.policy.packing.bins import Bin, Entry, Item
 from jettison.policy.packing.mell import ENDLESS, MIDDLES, ROOMS, SINGLES, Packing, index_entries
-from jettison.policy.packing.types import Operation, Plan, SizeClass
+from jettison.policy.packing.types import Operation, Plan, Resize, SizeClass
 
 
 def printed_entries(bin_: Bin) -> tuple[Entry, ...]:
@@ -32,8 +32,8 @@ class Printed(Packing):
         for item in departs:
             self._depart(item)
             self.book.forget([item])
-        for item, num_blocks in resizes:
-            self._update(item, num_blocks)
+        for item, resize in resizes:
+            self._update(item, resize)
         unplaced = []
         for arrival in arrivals:
             if arrival.device is not None:
@@ -132,11 +132,11 @@ class Printed(Packing):
 
     # Update
 
-    def _update(self, item: Item, num_blocks: int) -> None:
+    def _update(self, item: Item, resize: Resize) -> None:
         before = item.size_class
         bin_ = item.bin
         assert bin_ is not None
-        self.book.resize([(item, num_blocks)])
+        self.book.resize([(item, resize)])
         if item.request_id in bin_.fillers:
             # A request that has changed is looked at last.
             bin_.fillers[item.request_id] = bin_.fillers.pop(item.request_id)

@@ -1,8 +1,9 @@
-"""Four instances on the CPU under each packing: who is awake, who moves, and what moves cost those who decode.
+"""Instances on the CPU under each packing: which are awake, which requests move, and what moves cost others.
 
     python -m benchmarks packing live --work DIR --plan                    # once: model, profile, load, right answers
     python -m benchmarks packing live --work DIR --arms none mell --json 1.json     # some arms, in this order
     python -m benchmarks packing live --pieces 1.json 2.json... --json OUT          # runs nothing: files together
+    python -m benchmarks packing live --work DIR --shape twelve --plan       # the same with twelve tiny instances
 
 `jettison serve` with four workers of one thread each and a random Qwen3 of 6M parameters in float64. Arrivals: Azure
 2023 code from ``--from-s`` on, times divided by ``--compress``; lengths: Azure 2023 conv, in its order (CC-BY 4.0,
@@ -15,6 +16,11 @@ Arms, a fresh server each: ``none`` (all four awake), ``mell``, ``best-fit``, ``
 ``--sleep auto --sleep-after-s 2 --min-awake 1``; ``mell-kv`` and ``mell-tokens`` as ``mell`` with moves of one kind;
 and ``still``: ``mell`` with an epoch that never comes, so newcomers are placed as it wants and nobody who decodes is
 moved. Epochs are a quarter of a second: requests decode several times as fast here as on the papers' devices.
+
+``--shape twelve``: twelve instances of a tiny model and ``--requests`` requests of an eighth of an instance to all of
+it, in waves; ``--plan`` looks for a rate at which ``none`` fills about half of all memory. Judged besides: instances
+in use at equal evictions (``best-fit-roomy`` and its like leave a quarter of memory free, and evict less), P99 TTFT
+over that of ``none``. ``still`` places and sleeps without moves, ``awake`` moves without sleep.
 
 Measured: processor time of the server, its workers and the client (psutil) over that of all cores; instances awake and
 instances with KV of some request, every quarter of a second; times at the client. Judged, for each arm: no failed
@@ -41,17 +47,16 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from benchmarks.packing.shapes import SHAPES, Shape, judge_devices, sized_load
 from benchmarks.packing.token_times import TimeLine, latencies, moved, replay
 from benchmarks.servers import ServerProcess, answers_alone, batch_lines, completion, profiled
 from benchmarks.shared import LIVE, Namespace, Row, data_dir, keep, parse, print_rows, print_verdicts, read_pieces, say
-from jettison.demo.burst import DemoModel, make_setup
+from jettison.demo.burst import make_setup
 from jettison.live.experiments.overload import ExperimentSetup
 from jettison.workload import shaping
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.traces import Workload, read_trace
 
-INSTANCES = 4
-MODEL = DemoModel(layers=8, hidden=256, heads=4, kv_heads=1, context=1024, kv_tokens_per_instance=1536)
 SLEEPS: dict[str, object] = {"sleep": "auto", "sleep_after_s": 2, "min_awake": 1}
 PACKED: dict[str, object] = {"packing": "mell", "packing_epoch_s": 0.25} | SLEEPS
 ARMS: dict[str, dict[str, object]] = {
@@ -59,23 +64,36 @@ ARMS: dict[str, dict[str, object]] = {
     "worst-fit": PACKED | {"packing": "worst-fit"}, "load-balance": PACKED | {"packing": "load-balance"},
     "mell-kv": PACKED | {"packing_moves": "kv"}, "mell-tokens": PACKED | {"packing_moves": "tokens"},
     "still": PACKED | {"packing_epoch_s": 86400},
+    "awake": {"packing": "mell", "packing_epoch_s": 0.25, "packing_saves": "idle"},
+    "mell-few": PACKED | {"packing_gather": "close"},
+} | {
+    f"{name}-roomy": PACKED | {"packing": name, "packing_head_room": 0.25}
+    for name in ("best-fit", "worst-fit", "load-balance")
 }
-MOST_BUSY = 0.6
+MOST_BUSY = SHAPES["four"].most_busy
 MOST_TPOT_RATIO = 1.5
 PILOTS = 3
 
 # --- the load
 
 
+def load_of(args: Namespace, keep: float) -> Workload:
+    """Arrivals and lengths, from time 0 on; ``keep``: part of the trace's arrivals, or of ``--rate``."""
+    shape = SHAPES[args.shape]
+    if args.shape == "twelve":
+        return sized_load(args.requests, args.rate * keep, shape.model.kv_tokens_per_instance, args.seed)
+    return slice_of_trace(args, keep)
+
+
 def slice_of_trace(args: Namespace, keep: float) -> Workload:
-    """Arrivals and lengths, from time 0 on."""
+    """Arrivals and lengths of the trace, from time 0 on."""
     folder = data_dir(args.data)
     code = read_trace(folder / "AzureLLMInferenceTrace_code.csv.gz")
     conv = read_trace(folder / "AzureLLMInferenceTrace_conv.csv.gz")
     load = shaping.window(code, args.from_s, args.from_s + args.seconds * args.compress)
     load = shaping.scale_time(shaping.swap_lengths(load, conv), args.compress)
     load = shaping.scale_lengths(load, args.output_scale, floor_tokens=8, input_factor=args.prompt_scale)
-    load = shaping.cap_lengths(load, MODEL.context)
+    load = shaping.cap_lengths(load, SHAPES[args.shape].model.context)
     return shaping.thin_by_probability(load, keep, seed=0)
 
 
@@ -135,13 +153,16 @@ def serve(arm: str, setup: ExperimentSetup, load: Workload, right: Sequence[list
     line.name(answers)
     gauges, counts = scrapes.read()
     awake = [each["devices_awake"] for each in gauges]
+    held = [sum(v for name, v in each.items() if name.startswith("kv_blocks_used/")) for each in gauges]
+    total = max(sum(v for name, v in each.items() if name.startswith("kv_blocks_total/")) for each in gauges)
     used = [sum(v > 0 for name, v in each.items() if name.startswith("kv_blocks_used/")) for each in gauges]
     return row | latencies(answers, line) | moved(answers, line) | {
         "mismatches": sum(a.token_ids != tokens for a, tokens in zip(answers, right, strict=True)),
         "tokens": sum(len(a.token_ids) for a in answers), "busy": busy, "others_busy": others,
         "seconds": max(a.at_s[-1] for a in answers) - answers[0].due_s, "awake_mean": float(np.mean(awake)),
         "awake_peak": max(awake), "awake": awake, "used_mean": float(np.mean(used)), "used_peak": max(used),
-        "used": used, "queued": counts.get("packing_queued", 0), "recomputed": counts.get("packing_recomputed", 0),
+        "used": used, "memory": float(np.mean(held)) / total if total else None,
+        "queued": counts.get("packing_queued", 0), "recomputed": counts.get("packing_recomputed", 0),
         "evictions": counts.get("preemptions", 0), "sleeps": counts.get("sleeps", 0), "wakes": counts.get("wakes", 0),
     }  # fmt: skip
 
@@ -168,8 +189,9 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def judge(rows: Sequence[Row]) -> list[tuple[bool, str]]:
-    """What has to hold, and whether it does."""
+def judge(rows: Sequence[Row], most_busy: float | None = MOST_BUSY) -> list[tuple[bool, str]]:
+    """What has to hold, and whether it does. ``most_busy``: part of the cores that ``none`` may keep busy; None: any,
+    and times of single tokens are not judged."""
     failed = sum(row["failed"] for row in rows)
     wrong, tokens = (sum(row.get(name, 0) for row in rows) for name in ("mismatches", "tokens"))
     verdicts = [
@@ -177,8 +199,10 @@ def judge(rows: Sequence[Row]) -> list[tuple[bool, str]]:
         (wrong == 0 and tokens > 0, f"{wrong} answers differ from those of a batch run, {tokens:,} tokens"),
     ]
     busy = [row["busy"] for row in rows if row["arm"] == "none" and "busy" in row]
+    if most_busy is None:
+        return verdicts
     if busy:
-        verdicts.append((max(busy) <= MOST_BUSY, f"none: {max(busy):.0%} of the cores, at most {MOST_BUSY:.0%}"))
+        verdicts.append((max(busy) <= most_busy, f"none: {max(busy):.0%} of the cores, at most {most_busy:.0%}"))
     for row in with_ratios(rows):
         if (ratio := row["tpot_over_none"]) is not None and row["arm"] != "none":
             text = f"{row['arm']}, round {row['round']}: P99 TPOT during moves {ratio:.2f} of none's, at most "
@@ -193,14 +217,14 @@ def judge(rows: Sequence[Row]) -> list[tuple[bool, str]]:
 # --- running
 
 
-def setup_in(work: Path) -> ExperimentSetup:
+def setup_in(work: Path, shape: Shape) -> ExperimentSetup:
     """The deployment; model folder and profile are made where they are missing."""
     model_dir = work / "model"
     if not model_dir.is_dir():
-        make_setup(work, 0, MODEL)
+        make_setup(work, 0, shape.model)
     setup = ExperimentSetup(
-        model_dir, work, MODEL.kv_tokens_per_instance, instances=INSTANCES, dtype="float64", max_num_seqs=128,
-        extra_flags={"num_threads": 1, "overload": "recompute"},
+        model_dir, work, shape.model.kv_tokens_per_instance, instances=shape.instances, dtype="float64",
+        max_num_seqs=128, extra_flags={"num_threads": 1, "overload": "recompute"},
     )
     if not [*model_dir.glob("jettison-profile-*")]:
         profiled(setup)
@@ -208,37 +232,51 @@ def setup_in(work: Path) -> ExperimentSetup:
 
 
 def make_plan(args: Namespace) -> None:
-    """Thin the arrivals until ``none`` keeps the cores within bounds; keep the load's figures and the right answers."""
-    setup = setup_in(args.work)
-    keep, notes = args.keep, []
+    """Thin the arrivals until ``none`` keeps the cores, or memory, within bounds; keep the load's figures and the right
+    answers."""
+    shape = SHAPES[args.shape]
+    setup = setup_in(args.work, shape)
+    keep, notes = (args.keep if args.shape == "four" else 1.0), []
     for turn in range(PILOTS):
-        load = slice_of_trace(args, keep)
+        load = load_of(args, keep)
         found = answers_alone(replace(setup, instances=1), batch_lines(bodies(load, setup.model_dir.name)))
         right = [found[index] for index in range(len(load.rows))]
         row = serve("none", setup, load, right, turn)
         if row["failed"]:
             raise SystemExit(f"the pilot failed: {row['first_error']}")
-        notes.append(f"{len(load.rows)} requests, kept {keep:.3f}: {row['busy']:.2f} of the cores")
+        notes.append(
+            f"{len(load.rows)} requests, kept {keep:.3f}: {row['busy']:.2f} of the cores, {row['memory']:.2f} of memory"
+        )
         say(notes[-1])
-        if row["busy"] <= MOST_BUSY:
+        if (factor := factor_to(shape, row)) is None:
             break
-        keep *= 0.92 * MOST_BUSY / row["busy"]
+        keep *= factor
     else:
-        raise SystemExit(f"the cores are busier than {MOST_BUSY:.0%} still")
-    wanted = ("from_s", "seconds", "compress", "output_scale", "prompt_scale")
+        raise SystemExit("the load is not within bounds still: give another --keep or --rate")
+    wanted = ("shape", "from_s", "seconds", "compress", "output_scale", "prompt_scale", "requests", "rate", "seed")
     plan = {name: getattr(args, name) for name in wanted} | {
         "keep": keep, "pilots": notes, "requests": len(load.rows), "notes": list(load.notes),
-        "kv_tokens_per_instance": setup.capacity_tokens() / INSTANCES, "parameter_share": setup.parameter_share(),
+        "kv_tokens_per_instance": setup.capacity_tokens() / shape.instances, "parameter_share": setup.parameter_share(),
         "output_tokens": sum(row.output_tokens for row in load.rows),
     }  # fmt: skip
     (args.work / "plan.json").write_text(json.dumps({"plan": plan, "right": right}), encoding="utf-8")
 
 
+def factor_to(shape: Shape, row: Row) -> float | None:
+    """By what a load has to be multiplied after this pilot; None: it is within the shape's bounds."""
+    if shape.most_busy is not None and row["busy"] > shape.most_busy:
+        return float(0.92 * shape.most_busy / row["busy"])
+    if shape.memory is None or shape.memory[0] <= row["memory"] <= shape.memory[1]:
+        return None
+    # Requests stay longer the more of them there are, so memory follows the rate by more than its ratio.
+    return float((sum(shape.memory) / 2 / max(0.01, row["memory"])) ** 0.5)
+
+
 COLUMNS = (
-    "arm", "round", "busy", "awake_mean", "awake_peak", "used_mean", "used_peak", "moves_kv", "moves_tokens", "queued",
-    "recomputed", "evictions", "sleeps", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "itl_p50_ms",
-    "itl_p99_ms", "itl_max_ms", "evicted_gaps", "other_long_gaps", "tpot_over_none", "tpot_over_still", "failed",
-    "mismatches",
+    "arm", "round", "busy", "memory", "awake_mean", "awake_peak", "used_mean", "used_peak", "moves_kv", "moves_tokens",
+    "queued", "recomputed", "evictions", "sleeps", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms",
+    "itl_p50_ms", "itl_p99_ms", "itl_max_ms", "evicted_gaps", "other_long_gaps", "tpot_over_none", "tpot_over_still",
+    "failed", "mismatches",
 )  # fmt: skip
 
 
@@ -249,7 +287,8 @@ def main() -> None:
         round=(0, "its number: arms are compared within a round"),
         pieces=(Path, "show these files together", {"nargs": "+"}), data=Path, from_s=(170.0, "of the trace"),
         seconds=(40.0, "of the replay"), compress=15.0, keep=(0.0135, "of the arrivals, at most"), output_scale=2.0,
-        prompt_scale=0.1,
+        prompt_scale=0.1, shape=("four", {"choices": list(SHAPES)}), requests=(520, "twelve: how many"),
+        rate=(4.0, "twelve: requests a second, in the first pilot"), seed=(0, "twelve: of the load"),
     )  # fmt: skip
     if args.pieces:
         document = read_pieces(args.pieces, lambda row: (row["round"], list(ARMS).index(row["arm"])), ("plan",))
@@ -262,13 +301,17 @@ def main() -> None:
             return make_plan(args)
         kept = json.loads((args.work / "plan.json").read_text(encoding="utf-8"))
         document = {"plan": kept["plan"], "rows": []}
-        load = slice_of_trace(Namespace(**(vars(args) | kept["plan"])), kept["plan"]["keep"])
-        setup = setup_in(args.work)
+        planned = Namespace(**(vars(args) | kept["plan"]))
+        load = load_of(planned, kept["plan"]["keep"])
+        setup = setup_in(args.work, SHAPES[planned.shape])
         for arm in args.arms:
             document["rows"].append(serve(arm, setup, load, kept["right"], args.round))
             keep(args.json, document, *LIVE)
     print_rows(with_ratios(document["rows"]), COLUMNS, "times in ms")
-    gaps = [gap | {"arm": row["arm"]} for row in document["rows"] for gap in row.get("long_gaps", ())]
-    print_rows(gaps, ("arm", "request", "at_s", "gap_ms", "step_ms", "stop_ms", "told"))
-    print_verdicts(judge(document["rows"]))
+    shape = SHAPES[document["plan"].get("shape", "four")]
+    if shape.most_busy is not None:
+        gaps = [gap | {"arm": row["arm"]} for row in document["rows"] for gap in row.get("long_gaps", ())]
+        print_rows(gaps, ("arm", "request", "at_s", "gap_ms", "step_ms", "stop_ms", "told"))
+    judged = judge_devices(document["rows"]) if shape.memory is not None else []
+    print_verdicts(judge(document["rows"], shape.most_busy) + judged)
     return None

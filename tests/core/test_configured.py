@@ -10,10 +10,11 @@ from jettison.core.ladder.lists import overload_name
 from jettison.core.params import ClusterParams
 from jettison.errors import ConfigError
 from jettison.memory.kvtransfers import MigrationKind
+from jettison.policy.batchworth import BatchPrices
 from jettison.policy.movekinds import Fit, MoveParams
 from jettison.policy.offline import OfflineParams
-from jettison.policy.overload import OverloadParams
-from jettison.policy.packing.params import PackParams
+from jettison.policy.overload import OverloadParams, Trigger
+from jettison.policy.packing.params import Gather, PackParams
 from jettison.policy.packing.types import Priorities
 
 
@@ -22,11 +23,9 @@ def test_what_nobody_has_set_is_as_the_policy_has_it() -> None:
 
 
 def test_waits_are_set_one_by_one() -> None:
-    config = EngineConfig.resolve(
-        model="m", overload_min_wait_ms=7, overload_chance_wait_ms=30, overload_horizon_ms=1500
-    )
+    config = EngineConfig.resolve(model="m", overload_min_wait_ms=7, overload_trigger="pressure")
     overload = cluster_params(config, num_host_slots=0).overload
-    assert (overload.min_blocked_s, overload.min_chance_blocked_s, overload.horizon_s) == (0.007, 0.03, 1.5)
+    assert (overload.min_blocked_s, overload.trigger) == (0.007, Trigger.PRESSURE)
 
 
 def test_offline_work_that_nobody_has_set_is_as_the_policy_has_it() -> None:
@@ -38,9 +37,12 @@ def test_a_step_that_evicted_is_filled_where_it_is_asked_for() -> None:
     assert cluster_params(config, num_host_slots=0).offline == OfflineParams(fills_after_eviction=True)
 
 
-def test_up_to_where_steps_are_filled_is_as_it_is_set() -> None:
-    config = EngineConfig.resolve(model="m", fill_below=1)
-    assert cluster_params(config, num_host_slots=0).offline == OfflineParams(fill_below=1.0)
+def test_what_a_batch_is_worth_is_as_it_is_set_and_nothing_by_default() -> None:
+    config = EngineConfig.resolve(model="m", price_batch_token=0.5, price_device_second=2, batch_floor=100)
+    prices = cluster_params(config, num_host_slots=0).awake.prices
+    assert prices == BatchPrices(device_second=2.0, batch_token=0.5, floor_tokens_per_s=100.0)
+    unpriced = cluster_params(EngineConfig.resolve(model="m"), num_host_slots=0).awake.prices
+    assert unpriced == BatchPrices() and not unpriced.are_there
 
 
 def test_migrations_that_are_adaptive_have_no_kind_of_their_own() -> None:
@@ -58,11 +60,12 @@ def test_packing_is_a_rung_that_comes_with_its_flag() -> None:
     assert plain.packing is None and "pack" not in plain.rungs
     config = EngineConfig.resolve(
         model="m", packing="mell", packing_epoch_s=0.5, packing_head_room=0.2, packing_moves="kv",
-        packing_weight_distance=3,
+        packing_weight_distance=3, packing_fill=0.9, packing_gather="close", packing_saves="idle",
     )
     params = cluster_params(config, num_host_slots=0)
     assert params.packing == PackParams(
-        epoch_s=0.5, head_room=0.2, kinds=frozenset({MigrationKind.KV}), priorities=Priorities(distance=3.0)
+        epoch_s=0.5, head_room=0.2, kinds=frozenset({MigrationKind.KV}), priorities=Priorities(distance=3.0), fill=0.9,
+        gather=Gather.CLOSE, saves_idle=True,
     )
     assert {*params.rungs} - {*plain.rungs} == {"pack"}
     assert overload_name(params.rungs, static_pipeline=False) == config.overload.policy

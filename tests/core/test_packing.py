@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster
@@ -10,14 +11,19 @@ from sleepers import is_asleep, sleep
 
 from jettison.core.ladder.lists import parse_overload, with_packing
 from jettison.core.ladder.packing.desired import Owed
+from jettison.core.ladder.packing.newcomers import fits_compute
 from jettison.core.ladder.packing.pack import PackRung, StopOffer
+from jettison.core.ladder.packing.relief import LetIn, Reliefs
 from jettison.core.ladder.rung import Moment
+from jettison.core.params import AwakeParams
 from jettison.core.ports import Record
 from jettison.core.requests import Phase, RequestState
 from jettison.errors import ConfigError
 from jettison.memory.kvtransfers import MigrationKind
 from jettison.policy.moveprices import PriceParams
-from jettison.policy.packing.params import PackParams
+from jettison.policy.offline import OfflineParams, SloParams
+from jettison.policy.packing.params import Gather, PackParams
+from jettison.policy.packing.types import Grip
 from jettison.types import ServiceClass
 
 
@@ -185,6 +191,56 @@ def test_requests_spread_over_three_end_up_on_fewer(kinds: frozenset[MigrationKi
     expect_all_well(cluster)
 
 
+def test_where_requests_gather_only_to_empty_an_instance_they_are_looked_at_no_more_often() -> None:
+    cluster = spread_out(gather=Gather.CLOSE)
+    seats = rung_of(cluster).desired._seats
+    cluster.run(until_ms=cluster.now / MS + 250)
+    assert len(homes(cluster)) < 3 and cluster.core.state.counters.packing_migrations
+    decoding = [r for r, s in cluster.core.state.requests.items() if s.num_output]
+    assert decoding and all(seats.by_id[r].grip is Grip.HELD for r in decoding) and not seats.restless
+    assert not rung_of(cluster).desired.refuses()
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize(("saves_idle", "awake"), [
+    (True, AwakeParams()), (False, AwakeParams(min_awake=1, falls_asleep=True, after_s=1e6)),
+    (False, AwakeParams()), (False, AwakeParams(min_awake=3, falls_asleep=True, after_s=1e6)),
+])  # fmt: skip
+def test_an_emptied_instance_pays_for_moves_where_it_will_sleep_or_is_given_back(
+    saves_idle: bool, awake: AwakeParams
+) -> None:
+    cluster = spread_out(some_end=True, saves_idle=saves_idle)
+    state = cluster.core.state
+    cluster.core.reconfigure(replace(state.params, awake=awake))
+    before = state.counters.packing_migrations
+    cluster.run(until_ms=cluster.now / MS + 200)
+    pays = saves_idle or (awake.min_awake < 3 and awake.falls_asleep)
+    assert (len(homes(cluster)) < 3) == pays == (state.counters.packing_migrations > before)
+    assert pays or state.counters.packing_refused
+    expect_all_well(cluster)
+
+
+def test_a_long_prompt_goes_to_an_empty_instance_where_decodes_leave_it_too_little_time() -> None:
+    def stays_with_others(ttft_s: float) -> bool:
+        cluster = FakeCluster(
+            policy="recompute", num_workers=2, full_blocks=1000, max_tokens=64, prefix_caching=False, max_seqs=16,
+            offline=OfflineParams(slo=SloParams(ttft_s=ttft_s, tpot_s=10.0)),
+            packing=PackParams(epoch_s=0.05, head_room=0.05),
+        )
+        for i in range(4):
+            cluster.submit(f"r{i}", tokens(i, 20), 200, 20.0 * i, ignore_eos=True)
+        cluster.submit("long", tokens(9, 900), 2, 150.0)
+        requests = cluster.core.state.requests
+        cluster.run(stop=lambda: "long" in requests)
+        group = cluster.core.groups[requests["r0"].group_id]
+        assert fits_compute(cluster.core.state, group, requests["long"]) == (ttft_s > 1.0)
+        is_there = requests["long"].group_id == group.group_id
+        expect_all_well(cluster)
+        return is_there
+
+    assert stays_with_others(100.0) and not stays_with_others(0.001)
+
+
 @pytest.mark.parametrize("packer", ["best-fit", "worst-fit", "load-balance"])
 def test_the_others_pack_by_the_same_interface(packer: str) -> None:
     cluster = spread_out(packer)
@@ -228,6 +284,41 @@ def test_running_requests_make_room_for_a_head_that_no_instance_has_room_for() -
     assert not any(s.num_preemptions for s in state.requests.values()), "nor to be computed again"
     reasons = [str(r.fields["reason"]) for r in cluster.records if r.kind == "pack"]
     assert "it makes room for large" in reasons
+    expect_all_well(cluster)
+
+
+def test_a_head_that_memory_keeps_out_opens_no_instance_while_those_in_use_can_make_room() -> None:
+    cluster = packed(workers=3, full_blocks=400)
+    placed_by_hand(cluster, {f"r{i}": i % 2 for i in range(6)} | {"large": 0})
+    for i in range(6):  # two of class M and a small one each: none of them has to move
+        cluster.submit(f"r{i}", tokens(i, 600 if i < 4 else 80), 200, ignore_eos=True)
+    core, rung, state = cluster.core, rung_of(cluster), cluster.core.state
+    cluster.run(stop=lambda: len(state.requests) == 6 and all(s.num_output for s in state.requests.values()))
+    frees = [core.groups[g].blocks.num_free for g in (0, 1)]
+    cluster.submit("large", tokens(9, (max(frees) + 8) * BLOCK_SIZE), 2, cluster.now / MS + 1)
+    cluster.run(stop=lambda: "large" in state.requests)
+    core.loads.kept_out.add(0)
+    assert rung.shut() == rung.closed() == {2}, "its queue is not rebalanced to there"
+
+    def let_in(closed: set[int]) -> LetIn:
+        reliefs = Reliefs(state, core.loads, core.migrations, lambda group: True, lambda group_id: 0, lambda: closed)
+        return next(reliefs.wanted({}, cluster.now))
+
+    assert let_in({2}).relief.group_id in (0, 1) and let_in({2}).relief.leaves
+    assert let_in(set()).relief.group_id == 2 and not let_in(set()).relief.leaves
+    expect_all_well(cluster)
+
+
+def test_an_instance_is_opened_for_a_head_where_those_in_use_have_no_room_for_it_together() -> None:
+    cluster = packed(workers=3, full_blocks=400)
+    placed_by_hand(cluster, {f"r{i}": i % 2 for i in range(6)} | {"large": 0})
+    for i in range(6):
+        cluster.submit(f"r{i}", tokens(i, 400), 200, ignore_eos=True)
+    state = cluster.core.state
+    cluster.run(stop=lambda: len(state.requests) == 6 and all(s.num_output for s in state.requests.values()))
+    cluster.submit("large", tokens(9, 350 * BLOCK_SIZE), 2, cluster.now / MS + 1)
+    cluster.run(stop=lambda: "large" in state.requests and state.requests["large"].phase is Phase.RUNNING)
+    assert state.requests["large"].group_id == 2
     expect_all_well(cluster)
 
 
@@ -288,7 +379,9 @@ def unlike(*full_blocks: int, head_room: float = 0.05) -> FakeCluster:
 
 
 @pytest.mark.parametrize("spare_blocks", [60, 200])
-def test_two_that_change_places_pass_through_a_spare_of_their_own_pool_alone(spare_blocks: int) -> None:
+def test_two_that_change_places_wait_or_pass_through_a_spare_of_their_own_pool(
+    spare_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = unlike(60, 60, spare_blocks)
     placed_by_hand(cluster, {"a": 0, "b": 1})
     for name in ("a", "b"):
@@ -297,7 +390,11 @@ def test_two_that_change_places_pass_through_a_spare_of_their_own_pool_alone(spa
     rung, groups = rung_of(cluster), cluster.core.groups
     rung.desired.refresh(cluster.now)
     a, b = (cluster.core.state.requests[name] for name in ("a", "b"))
-    moves = list(rung._ordered([Owed(a, groups[0], groups[1]), Owed(b, groups[1], groups[0])]))
+    circle = [Owed(a, groups[0], groups[1]), Owed(b, groups[1], groups[0])]
+    assert not list(rung._ordered(circle)) and not rung._leaving, "no group lacks room"
+    monkeypatch.setattr(rung, "_lacks_room", lambda group: True)
+    moves = list(rung._ordered(circle))
+    monkeypatch.undo()
     by_way = {o.destination.group_id for o in moves}
     assert by_way == ({2} if spare_blocks == 60 else set()), "else one is computed again"
     assert bool(rung._leaving) == (spare_blocks != 60)

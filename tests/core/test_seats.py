@@ -20,7 +20,7 @@ from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.packing.mell import Packing
 from jettison.policy.packing.named import PACKERS
 from jettison.policy.packing.params import PackParams
-from jettison.policy.packing.types import PackingParams
+from jettison.policy.packing.types import Arrive, PackingParams
 from jettison.types import Request, SamplingParams
 from longrun import part_of
 
@@ -140,7 +140,7 @@ def test_who_may_have_outgrown_its_reserve_is_found_before_it_has(
     seats = Seats()
     growths = Growths(seats)
     pool = Pool(Packing(PackingParams(capacity=CAPACITY)), CAPACITY, 0)
-    seat = seats.take("a", pool, group.group_id, -(-tokens // BLOCK_SIZE) + more)
+    seat = seats.take(Arrive("a", -(-tokens // BLOCK_SIZE) + more), pool, group.group_id)
     growths.arm([seat], [state], group)
     for brings, is_ahead, spare in steps:
         group.counters.num_steps += 1
@@ -163,7 +163,7 @@ def test_a_heap_forgets_what_is_out_of_date() -> None:
     state = RequestState(Request("a", (1,) * 20, SamplingParams(max_tokens=1000), 0), 0)
     seats = Seats()
     growths, pool = Growths(seats), Pool(Packing(PackingParams(capacity=CAPACITY)), CAPACITY, 0)
-    seat: Seat = seats.take("a", pool, group.group_id, CAPACITY)
+    seat: Seat = seats.take(Arrive("a", CAPACITY), pool, group.group_id)
     for _ in range(1000):
         growths.arm([seat], [state], group)
     assert len(growths._heaps[group.group_id]) < 100

@@ -11,13 +11,14 @@ from test_group import Bench
 
 from jettison.core.ports import RunStep
 from jettison.core.requests import RequestState
-from jettison.core.serving.sharedsteps import online_share
+from jettison.core.serving.sharedsteps import held_by_online
 from jettison.cost.model import CostModel
 from jettison.cost.predictor import StepTimePredictor
 from jettison.policy.batching import BlockedBy
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.slo import Pace
+from jettison.policy.standing import Foreseen
 from jettison.types import FinishReason, Request, SamplingParams, ServiceClass
 
 MS = 1_000_000
@@ -86,7 +87,7 @@ def test_steps_are_filled_to_the_knee_and_not_while_prompts_saturate_them() -> N
 
 def test_the_papers_rule_fills_to_ttft_where_no_request_decodes_whatever_they_have_waited() -> None:
     slo = SloParams(tpot_s=0.0105, ttft_s=0.0125)
-    bench = SharedBench(slo=slo, offline=OfflineParams(fill="paper", fill_below=0.0), enable_prefix_caching=False)
+    bench = SharedBench(slo=slo, offline=OfflineParams(fill="paper"), enable_prefix_caching=False)
     bench.ask("chat", 4)
     bench.ask_offline("batch", 60)
     bench.now_ns = 15 * MS
@@ -94,18 +95,14 @@ def test_the_papers_rule_fills_to_ttft_where_no_request_decodes_whatever_they_ha
     assert bench.step() == [("chat", 4, 1), ("batch", 7, 8)]
 
 
-def test_steps_are_not_filled_while_online_requests_hold_much_of_the_memory() -> None:
+def test_steps_are_not_filled_while_online_requests_are_foreseen_to_lack_memory() -> None:
     bench = SharedBench(20, slo=SloParams(tpot_s=1.0), enable_prefix_caching=False)
-    bench.ask("chat", 16, max_tokens=20)
+    bench.ask("chat", 4, max_tokens=20)
     bench.ask_offline("batch", 16)
-    filled: list[tuple[bool, list[str]]] = []
-    while bench.group.queues.serves_online or not filled:
-        is_scarce = online_share(bench.group) > OfflineParams().fill_below
-        filled.append((is_scarce, [r for r, *_ in bench.step()]))
-    assert online_share(bench.group) == 0.0, "offline requests' blocks do not count"
-    assert filled[0] == (False, ["chat"]), "there is no room for more tokens"
-    assert filled[1:] == [(False, ["chat", "batch"])] * 13 + [(True, ["chat"])] * 6
-    assert [r for r, *_ in bench.step()] == ["batch"]
+    assert [r for r, *_ in bench.step()] == ["chat", "batch"], "nothing was foreseen yet"
+    for growth, rows in ((30, ["chat"]), (5, ["chat", "batch"]), (18, ["chat", "batch"]), (19, ["chat"])):
+        bench.group.foreseen = held_by_online(bench.group, growth)
+        assert [r for r, *_ in bench.step()] == rows, f"{bench.group.foreseen}"
 
 
 def test_what_offline_requests_share_or_bring_back_is_not_held_by_online_ones() -> None:
@@ -116,11 +113,21 @@ def test_what_offline_requests_share_or_bring_back_is_not_held_by_online_ones() 
         bench.step()
     assert bench.group.blocks.num_used >= 7
     bench.ask("chat", 4)
-    assert "first" in [r for r, *_ in bench.step()] and online_share(bench.group) <= 0.1
+    assert "first" in [r for r, *_ in bench.step()]
+    assert held_by_online(bench.group, 0) == Foreseen(1, 0, 20, 1)
+
+
+def test_blocks_that_online_requests_share_count_once_where_that_matters() -> None:
+    bench = SharedBench(20, slo=SloParams(tpot_s=1.0))
+    for name in ("first", "second", "third"):
+        bench.ask(name, 24)
+        bench.step()
+    several = held_by_online(bench.group, 0)
+    assert several.fits and several.held_blocks > bench.group.blocks.num_used
+    assert held_by_online(bench.group, 15).held_blocks == bench.group.blocks.num_used
     everything = bench.group.queues.running
     distinct = {i for name in everything for i in bench.group.blocks.ledgers[0].table(name).ids}
     assert bench.group.blocks.num_distinct(everything) == len(distinct)
-    assert bench.group.blocks.num_used_by(everything) > len(distinct)
 
 
 def test_what_a_first_token_has_waited_bounds_what_shares_its_step() -> None:

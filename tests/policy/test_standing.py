@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jettison.policy.standing import StandingView, Standstill, StepRoom, why_standing
+from jettison.policy.standing import Foreseen, StandingView, Standstill, StepRoom, why_standing
 
 RUNNING = StandingView(running=2, waiting=3, stored=0, coming=0, online_waiting=0)
 WAITING = RUNNING._replace(running=0, num_blocks_needed=4, num_blocks_free=9)
@@ -25,8 +25,10 @@ ROOM = StepRoom(100, 512, 3, 64, is_timed=True, one_more_s=0.010, may_take_s=0.0
      {"step_tokens": 100, "with_one_more_ms": 10.0, "may_take_ms": 8.0}),
     (WAITING._replace(step=ROOM), Standstill.TIME,
      {"step_tokens": 100, "with_one_more_ms": 10.0, "may_take_ms": 8.0}),
-    (RUNNING._replace(step=ROOM._replace(online_share=0.5, fill_below=0.35)), Standstill.ONLINE_MEMORY,
-     {"online_share": 0.5, "fill_below": 0.35}),
+    (RUNNING._replace(step=ROOM._replace(foreseen=Foreseen(50, 51, 100, 7))), Standstill.ONLINE_MEMORY,
+     {"online_blocks": 50, "growth_blocks": 51, "blocks": 100, "online_requests": 7}),
+    (RUNNING._replace(step=ROOM._replace(foreseen=Foreseen(50, 50, 100, 7))), Standstill.TIME,
+     {"step_tokens": 100, "with_one_more_ms": 10.0, "may_take_ms": 8.0}),
     (RUNNING._replace(step=ROOM._replace(one_more_s=None, may_take_s=0.0)), Standstill.UNKNOWN_TIMES, {}),
     (RUNNING._replace(step=ROOM._replace(num_tokens=512, is_timed=False)), Standstill.TOKENS,
      {"step_tokens": 512, "max_tokens": 512}),

@@ -84,6 +84,27 @@ def test_a_step_that_shed_rows_tells_what_became_of_them() -> None:
     ]
 
 
+def test_steps_that_are_filled_no_more_are_a_decision_with_what_was_foreseen_and_what_came() -> None:
+    need = {"group": 0, "ahead_s": 2.0, "online_blocks": 60, "growth_blocks": 41, "blocks": 100, "online_requests": 5}
+    log = [{"t": 1.0, "kind": "filling_stops", **need},
+           {"t": 1.5, "kind": "filling_goes_on", **need, "online_blocks": 52, "growth_blocks": 30}]  # fmt: skip
+    (stopped,) = decisions_of(made_run(log=log))
+    assert stopped.kind == "stop filling" and stopped.group == 0
+    assert stopped.inputs == {"ahead_s": 2.0, "online_blocks": 60, "blocks": 100, "online_requests": 5}
+    assert stopped.predicted == {"growth_blocks": 41}
+    assert stopped.outcome == {"filled_again_after_s": 0.5, "online_blocks": 52}
+
+
+def test_staying_awake_for_a_batch_is_a_decision_with_its_prices() -> None:
+    event = {"t": 2.0, "kind": "sleep_put_off", "kept": 2, "idle": 3, "tokens_per_s": 900.0, "next_tokens_per_s": 90.0,
+             "price_batch_token": 0.01, "price_device_second": 1.0}  # fmt: skip
+    log = [event, {"t": 5.0, "kind": "falling_asleep", "worker": 1, "reason": "no online request for 10 s"}]
+    stays, _ = decisions_of(made_run(log=log))
+    assert stays.kind == "stay awake" and stays.outcome == {"next_sleep_after_s": 3.0}
+    assert stays.inputs == {"kept": 2, "idle": 3, "price_batch_token": 0.01, "price_device_second": 1.0}
+    assert stays.predicted == {"tokens_per_s": 900.0, "next_tokens_per_s": 90.0}
+
+
 @pytest.fixture(scope="module")
 def run() -> RunResult:
     return harvested()

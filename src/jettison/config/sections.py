@@ -39,8 +39,11 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 StepPriority = Literal["decode", "prefill"]
 Dispatch = Literal["freest", "fewest-requests"]
 Planner = Literal["throughput", "memory"]
+DropTrigger = Literal["forecast", "pressure"]
 Migration = Literal["kv", "tokens", "adaptive"]
 MigrationFit = Literal["soonest", "first-fit", "best-fit"]
+Gathering = Literal["settle", "close"]
+Saving = Literal["asleep", "idle"]
 Packer = Literal["none", "mell", "best-fit", "worst-fit", "load-balance"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
 ContentFormat = Literal["auto", "string", "openai"]
@@ -194,14 +197,14 @@ class OverloadConfig:
     planner: Planner = config_key(
         "throughput", Choice(Planner),
         "How far a drop merges: as little as frees enough memory, or until the KV cache has doubled.")
+    trigger: DropTrigger = config_key(
+        "forecast", Choice(DropTrigger),
+        "When a group whose queue memory keeps out drops. forecast: where its requests wait and last shorter for it; "
+        "pressure: always, and it is restored once usage is below --restore-threshold (KunServe's own).",
+        name="overload_trigger")
     min_wait_ms: int = config_key(
-        50, int_from(0), "How long memory must have kept the head of the queue out before it counts as overload "
-        "in a burst; in a queue of chance --overload-chance-wait-ms, too.",
+        50, int_from(0), "How long memory must have kept the head of the queue out before it counts as overload.",
         name="overload_min_wait_ms", metavar="MS")
-    chance_wait_ms: int = config_key(
-        200, int_from(0), "The same where no burst begins: a queue that chance has made mostly passes. Counts where it "
-        "is longer than --overload-min-wait-ms.",
-        name="overload_chance_wait_ms", metavar="MS")
     check_interval_ms: int = config_key(
         100, int_from(1), "How often the monitor looks besides after each step.",
         name="overload_check_interval_ms", metavar="MS")
@@ -218,7 +221,8 @@ class OverloadConfig:
         metavar="BOOL")
     restore_threshold: float = config_key(
         0.5, float_from(0.0, 1.0),
-        "Usage, as a part of the undropped KV capacity, below which layers are restored (0: never).",
+        "With --overload-trigger pressure: usage, as a part of the undropped KV capacity, below which layers are "
+        "restored. 0: never, whatever the trigger.",
         metavar="FRACTION")
     drop_dwell_ms: int = config_key(
         500, int_from(0), "Least time between the end of any move of an instance, a death beside "
@@ -285,9 +289,6 @@ class OfflineConfig:
         "knee", Choice(OfflineFill), "How long a step with online requests may become by offline work. knee: as long "
         "as more tokens bring more tokens a second for it; objective: --slo-tpot-ms; paper: that, or --slo-ttft-ms "
         "where no request decodes (ConServe's own, for comparison).", name="offline_fill")
-    fill_below: float = config_key(
-        0.35, float_from(0.0, 1.0), "Part of the KV blocks held by online requests up to which their steps are filled "
-        "with offline work (1: always).", metavar="FRACTION")
     fill_after_eviction: bool = config_key(
         False, truth, "Fill a step that has just evicted offline requests.", metavar="BOOL")
     safepoint_layers: int | None = config_key(
@@ -323,6 +324,18 @@ class PackingConfig:
         "adaptive", Choice(Migration), "packing: how running requests change instances. kv: their KV is copied; "
         "tokens: the destination computes it from their tokens; adaptive: each in the way that is done first without "
         "disturbing who decodes beside it.", name="packing_moves")
+    fill: float = config_key(
+        0.75, float_from(0.75, 1.0), "packing mell: part of its memory below which an instance takes requests from "
+        "others. 0.75 is MELL's; more means fewer instances and more moves.",
+        name="packing_fill", metavar="FRACTION")
+    gather: Gathering = config_key(
+        "settle", Choice(Gathering), "packing mell: what running requests move for, besides an instance that "
+        "overflows. settle: to be on the fewest instances after every epoch; close: only to empty an instance, looked "
+        "for every five epochs (about a third of the moves).", name="packing_gather")
+    saves: Saving = config_key(
+        "asleep", Choice(Saving), "packing: which emptied instances pay for moves. asleep: those that fall asleep "
+        "(--sleep auto, above --min-awake); idle: all, as in MELL, where idle ones are given back.",
+        name="packing_saves")
     weight_load: float = config_key(
         1.0, float_from(0.0), "packing: what it counts that an instance has few requests, where several have room.",
         name="packing_weight_load", metavar="WEIGHT")
@@ -369,6 +382,16 @@ class SleepConfig:
     max_awake: int | None = config_key(
         None, int_from(1, 1024), "Instances that may be awake at one time (all: as many as there are).", metavar="N",
         unset="all")
+    device_second: float = config_key(
+        1.0, float_from(0.0), "Price of a second in which an instance is awake, in any unit of money.",
+        name="price_device_second", metavar="PRICE")
+    batch_token: float = config_key(
+        0.0, float_from(0.0), "Price that a token of an offline request brings, in that unit: instances stay awake and "
+        "are woken for offline work that is worth more than their seconds (0: for none without a deadline).",
+        name="price_batch_token", metavar="PRICE")
+    batch_floor: float = config_key(
+        0.0, float_from(0.0), "Tokens a second of offline requests that instances stay awake and are woken for, "
+        "whatever that costs (0: none).", metavar="TOKENS")
 
     def why_nobody_sleeps(self, instances: int) -> str | None:
         """A warning for the operator: ``--sleep auto`` is set, but none of ``instances`` may ever sleep. None: some

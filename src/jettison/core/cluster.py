@@ -16,6 +16,7 @@ from jettison.core.discards import told as told_of_slices
 from jettison.core.driving.awake import Awake
 from jettison.core.driving.dispatching import Dispatcher
 from jettison.core.driving.fastforward import FastForward
+from jettison.core.driving.filling import FillWatch
 from jettison.core.driving.safepoints import Safepoints
 from jettison.core.driving.standing import StandingWatch
 from jettison.core.driving.stepping import Stepping
@@ -114,6 +115,7 @@ class ClusterCore:
             self.state, self.loads, self.moves, self.recoveries, self.migrations, self.ladder
         )
         self._safepoints = Safepoints(self.state)
+        self._filling = FillWatch(self.state, self.loads.outlook)
         self._standing = StandingWatch(self.state, self.moves, self.hosted.store)
         self._moving: tuple[Pass, ...] = (
             (self.moves.waits_for, self.moves.advance),
@@ -167,7 +169,6 @@ class ClusterCore:
         before, self.state.params = self.state.params, params
         if before.step_times != params.step_times:
             self.state.predict_anew()
-        self.loads.forget_predictions()
         for group in self.groups.values():
             group.touch()
 
@@ -271,6 +272,7 @@ class ClusterCore:
                 self.loads.note_tick(now_ns)
                 actions = self.dispatcher.rebalance(now_ns) + self._climb(Moment.TICK, now_ns)
                 actions += reconsider(self.state, self.migrations, now_ns)
+                actions += self._filling.look(now_ns)
                 return [*actions, *self._standing.look(now_ns)]
             case _:
                 return self.state.book.answer(event, now_ns)
@@ -298,7 +300,7 @@ class ClusterCore:
         return bool(
             changes.touched or changes.ledgers or changes.unnoted or changes.queued or state.pipelines
             or state.unplaced or state.distrusted or self.in_transition or self.ladder.awaits_tick
-            or self._standing.awaits_tick or self.migrations.may_change
+            or self._standing.awaits_tick or self._filling.awaits_tick or self.migrations.may_change
         )
 
     def skip_ticks(self, times_ns: Sequence[int]) -> None:

@@ -15,14 +15,15 @@ from jettison.core.params import AwakeParams, ClusterParams, FaultParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.memory.kvtransfers import ExchangeMode, MigrationKind
+from jettison.policy.batchworth import BatchPrices
 from jettison.policy.dispatch import ORDERS
 from jettison.policy.links import MachineId
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.migration import MigrationParams
 from jettison.policy.movekinds import Fit, MoveParams
 from jettison.policy.offline import OfflineParams, SloParams
-from jettison.policy.overload import OverloadParams
-from jettison.policy.packing.params import PackParams
+from jettison.policy.overload import OverloadParams, Trigger
+from jettison.policy.packing.params import Gather, PackParams
 from jettison.policy.packing.types import Priorities
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
@@ -74,8 +75,7 @@ def cluster_params(
         rungs=with_wake(rungs if packing is None else with_packing(rungs), ladder.static_pipeline),
         static_pipeline=ladder.static_pipeline,
         overload=OverloadParams(
-            min_blocked_s=overload.min_wait_ms / 1e3,
-            min_chance_blocked_s=overload.chance_wait_ms / 1e3,
+            trigger=Trigger(overload.trigger), min_blocked_s=overload.min_wait_ms / 1e3,
             horizon_s=overload.horizon_ms / 1e3,
         ),
         dispatch=ORDERS[overload.dispatch],
@@ -101,7 +101,11 @@ def cluster_params(
         card_of=told or machine_of or {},
         faults=FaultParams(max_outage_s=config.faults.outage_timeout_s),
         awake=AwakeParams(
-            config.sleep.min_awake, config.sleep.max_awake, config.sleep.mode == "auto", config.sleep.after_s
+            config.sleep.min_awake, config.sleep.max_awake, config.sleep.mode == "auto", config.sleep.after_s,
+            BatchPrices(
+                device_second=config.sleep.device_second, batch_token=config.sleep.batch_token,
+                floor_tokens_per_s=config.sleep.batch_floor,
+            ),
         ),
         exchange=ExchangeMode(overload.exchange),
     )
@@ -113,6 +117,7 @@ def _pack_params(packing: PackingConfig) -> PackParams | None:
     return PackParams(
         packer=packing.policy, epoch_s=packing.epoch_s, head_room=packing.head_room,
         kinds=frozenset(MigrationKind if packing.moves == "adaptive" else (MigrationKind(packing.moves),)),
+        fill=packing.fill, gather=Gather(packing.gather), saves_idle=packing.saves == "idle",
         priorities=Priorities(
             load=packing.weight_load, free=packing.weight_free, distance=packing.weight_distance
         ),
@@ -128,7 +133,6 @@ def _offline_params(offline: OfflineConfig) -> OfflineParams:
         prefetches="prefetch" in parts,
         slo=SloParams(ttft_s=_seconds(offline.slo_ttft_ms), tpot_s=_seconds(offline.slo_tpot_ms)),
         fill=offline.fill,
-        fill_below=offline.fill_below,
         fills_after_eviction=offline.fill_after_eviction,
         safepoint_layers=offline.safepoint_layers,
         checkpoint_below_free=offline.checkpoint_free,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from jettison.cost.hardware import HardwareProfile
 from jettison.memory.kvtransfers import ExchangeMode
+from jettison.policy.batchworth import BatchPrices
 from jettison.policy.dispatch import DispatchOrder, by_freeness
 from jettison.policy.links import MachineId, PortMap
 from jettison.policy.merge import MergeStrategy
@@ -44,6 +45,8 @@ class AwakeParams:
     """A worker that is not needed goes to sleep by itself ..."""
     after_s: float = 30.0
     """... once no online request has used it for so long."""
+    prices: BatchPrices = field(default_factory=BatchPrices)
+    """What offline work without a deadline is worth: workers stay awake, and are woken, for it."""
 
 
 @dataclass(frozen=True, slots=True)

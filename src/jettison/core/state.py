@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from functools import partial
+from math import log2
 from typing import NamedTuple
 
 from jettison.core import residence
@@ -175,7 +176,7 @@ class ClusterState:
         profile, assumed = self.params.step_times
 
         def efficiency(num_stages: int) -> float:
-            return (profile and profile.pipeline_efficiency(num_stages)) or assumed
+            return (profile and profile.pipeline_efficiency(num_stages)) or assumed ** log2(num_stages)
 
         self.predictor = StepTimePredictor(
             self.shape.num_layers, None if profile is None else profile.cost, efficiency=efficiency,

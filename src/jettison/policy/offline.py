@@ -38,10 +38,6 @@ class OfflineParams:
     """KV comes back from host pools beside steps, and not before them."""
     slo: SloParams = field(default_factory=SloParams)
     fill: FillRule = "knee"
-    fill_below: float = 0.35
-    """Share of a group's KV blocks held by online requests up to which their steps are filled. Filled steps take
-    several times as long, so requests stay longer: unfilled, the same requests would hold a fraction of these blocks.
-    Above this share a burst would soon find no room."""
     fills_after_eviction: bool = False
     """A step that has just evicted offline requests may be filled with others (as Algorithm 1 reads; the authors' code
     does not do it)."""

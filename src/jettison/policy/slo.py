@@ -8,9 +8,8 @@ Pure: objectives and predictions in, seconds and sizes out. ``policy.filling`` f
 - While an online request has no first token, such a step may take what is left of one TPOT since that request arrived.
   So offline work costs the request one TPOT in all, in the step under way at its arrival and in the following ones
   together.
-- Where online requests hold much of the memory (``OfflineParams.fill_below``), their steps are not filled. In filled
-  steps online requests stay longer and hold more, so requests that arrive in a burst would wait for blocks that online
-  requests alone hold.
+- Where online requests are foreseen to lack memory (``policy.onlineneed``), their steps are not filled: then they end
+  sooner, and hold less.
 - Where no request is online there is no limit in time. A batch is large enough to saturate the device and no larger, as
   an arrival meanwhile waits for the step or has it given up.
 

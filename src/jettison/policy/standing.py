@@ -22,7 +22,7 @@ class Standstill(StrEnum):
     AGAIN = "it computes again what it had given up"
     ABANDONED = "its steps are given up, one after the other, for online arrivals"
     UNKNOWN_TIMES = "step times are not known yet"
-    ONLINE_MEMORY = "online requests hold so much of the memory that their steps are not filled"
+    ONLINE_MEMORY = "online requests are foreseen to need the memory, so their steps are not filled"
     TIME = "online work fills the time that a step may take"
     TOKENS = "online work fills the tokens of a step"
     ONLINE_FIRST = "online requests wait, and nothing comes back before them"
@@ -33,6 +33,29 @@ class Standstill(StrEnum):
     OTHERS = "another key's requests are served first"
     GIVES_WAY = "it has time, and gives way to what would be late otherwise"
     NEXT = "it is in the next step"
+
+
+class Foreseen(NamedTuple):
+    """Blocks that the online requests of a group are foreseen to need soon, beside those that it has."""
+
+    held_blocks: int
+    """Now, each once where they do not fit otherwise."""
+    growth_blocks: int
+    """What they, and arrivals, are foreseen to take more; at least what has to stay free beside them."""
+    capacity_blocks: int
+    num_requests: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether all of it is there, once offline requests have given theirs."""
+        return self.held_blocks + self.growth_blocks <= self.capacity_blocks
+
+    def as_fields(self) -> dict[str, int]:
+        """For the event log."""
+        return {
+            "online_blocks": self.held_blocks, "growth_blocks": self.growth_blocks, "blocks": self.capacity_blocks,
+            "online_requests": self.num_requests,
+        }  # fmt: skip
 
 
 class StepRoom(NamedTuple):
@@ -48,9 +71,8 @@ class StepRoom(NamedTuple):
     """Seconds of the step with one token more; None while that is not known."""
     may_take_s: float | None = None
     """Longest time that the step may take; None: no bound."""
-    online_share: float = 0.0
-    """Share of the blocks held by online requests: their steps are filled up to ``fill_below``."""
-    fill_below: float = 1.0
+    foreseen: Foreseen | None = None
+    """Memory that online requests are foreseen to need: their steps are filled where it is there. None: nothing is."""
 
 
 class StandingView(NamedTuple):
@@ -97,10 +119,8 @@ def why_standing(view: StandingView) -> tuple[Standstill, dict[str, Any]]:
         return _lacking_blocks(view)
     if step is not None:
         if step.is_timed and step.may_take_s is not None:
-            if step.online_share > step.fill_below:
-                return Standstill.ONLINE_MEMORY, {
-                    "online_share": round(step.online_share, 3), "fill_below": step.fill_below,
-                }
+            if step.foreseen is not None and not step.foreseen.fits:
+                return Standstill.ONLINE_MEMORY, step.foreseen.as_fields()
             if step.one_more_s is None:
                 return Standstill.UNKNOWN_TIMES, {}
             if step.one_more_s > step.may_take_s:

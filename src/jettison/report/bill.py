@@ -1,7 +1,7 @@
 """The devices that a recorded run used, and the devices that it would have needed: ``jettison bill``.
 
 Each packing policy places the run's own requests anew, with their recorded times and lengths (``report.placement``), on
-as many devices of the run's KV capacity as it needs. Offline requests do not count, as they never justify a device.
+as many devices of the run's KV capacity as it needs. Offline requests do not count: what they are worth, prices say.
 Draws nothing.
 """
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jettison.policy.overload import COMPUTE_BINDS, OverloadParams
 from jettison.policy.soonest import Way
 from jettison.report.results import RunResult
 
@@ -20,15 +19,13 @@ Event = Mapping[str, Any]
 SAME_MOMENT_S = 2e-3
 """Tolerance: records of one move agree on its begin up to the rounding of stored times."""
 
-_DEFAULTS = OverloadParams()
-"""Ratios that are not configurable, so every engine has these values."""
-
 _CONTEXT = ("t", "kind", "group", "workers")
 
 
 KINDS = (
     "drop", "no drop", "pack", "packed", "restore", "yield", "rebalance", "migrate", "scale out", "recover",
-    "pause offline", "give up step", "compute again", "stand still", "sleep", "wake", "way out", "hold drop", "preempt",
+    "pause offline", "give up step", "compute again", "stand still", "stop filling", "sleep", "stay awake", "wake",
+    "way out", "hold drop", "preempt",
 )
 """Kinds of decisions. ``stand still``: no rule let offline work go on; the others are actions."""
 
@@ -52,7 +49,11 @@ class Decision:
 
 
 _ASSESSED = ("reason", "load", "merged_compute_load", "separate_compute_load")
-_WAITS = ("memory_wait_s", "compute_wait_s")
+_FORESEEN = (
+    "memory_wait_s", "compute_wait_s", "stay_request_s", "taken_request_s", "possible_request_s",
+    "stay_longest_wait_s", "taken_longest_wait_s",
+)  # fmt: skip
+"""Of drops made and declined; logs of earlier versions have compute's waits and loads in place of request-seconds."""
 
 
 def decisions_of(run: RunResult) -> list[Decision]:
@@ -118,6 +119,9 @@ def _drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
         outcome |= {
             "exchange_ms": max(e["ms"] for e in exchanged), "exchanged_bytes": sum(e["bytes"] for e in exchanged),
         }
+    seen = _first_after(log, ("forecast_outcome",), at_s)
+    if seen is not None and event.get("taken_request_s") is not None:
+        outcome |= _pick(seen, ("after_s", "foreseen_request_s", "seen_request_s"))
     failed = _first_after(log, ("drop_failed",), at_s)
     if not drops and failed is not None:
         outcome["failed"] = failed.get("reason")
@@ -127,7 +131,7 @@ def _drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     return Decision(
         at_s, "drop", event.get("group"), workers,
         _pick(event, (*_ASSESSED, "required_bytes", "overloaded_groups")),
-        _pick(event, (*_WAITS, "freed_bytes", "sufficient", "pulled_shards", "throughput_cost")), outcome,
+        _pick(event, (*_FORESEEN, "freed_bytes", "sufficient", "pulled_shards", "throughput_cost")), outcome,
         tuple(event.get("merges") or ()),
     )
 
@@ -135,26 +139,8 @@ def _drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
 def _no_drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     waited = _longest_wait_s(run, event["t"])
     outcome = {} if waited is None else {"longest_wait_in_queue_s": waited}
-    inputs = _pick(event, _ASSESSED)
-    if because := _why_compute_binds(event):
-        inputs = {"reason": inputs.pop("reason"), "because": because} | inputs
-    return Decision(event["t"], "no drop", event.get("group"), (), inputs, _pick(event, _WAITS), outcome)
-
-
-def _why_compute_binds(event: Event) -> str | None:
-    """The comparison that decided against a drop (``policy.overload``), in words; None for other reasons.
-
-    Logs of earlier versions lack the share of prompts in the steps: there, a verdict that the waits do not explain came
-    from that share.
-    """
-    memory_wait_s, compute_wait_s = (event.get(name) for name in _WAITS)
-    if event.get("reason") != COMPUTE_BINDS or memory_wait_s is None or compute_wait_s is None:
-        return None
-    fill = event.get("prefill_fill")
-    by_waits = float(memory_wait_s) < _DEFAULTS.min_gain_ratio * float(compute_wait_s)
-    if by_waits and (fill is None or float(fill) <= _DEFAULTS.max_prefill_fill):
-        return f"the memory wait is under {_DEFAULTS.min_gain_ratio:g} times the compute wait"
-    return f"prompts fill over {_DEFAULTS.max_prefill_fill:.0%} of the steps"
+    inputs, predicted = _pick(event, _ASSESSED), _pick(event, _FORESEEN)
+    return Decision(event["t"], "no drop", event.get("group"), (), inputs, predicted, outcome)
 
 
 def _restore(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
@@ -232,6 +218,14 @@ def _sleep(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     if end is not None:
         outcome["came_to"] = end["kind"]
     return Decision(event["t"], "sleep", None, (event["worker"],), _rest(event, "worker"), {}, outcome)
+
+
+def _stay_awake(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    """Instances stay awake for offline work: what they are predicted to do of it, and its price."""
+    predicted = _pick(event, ("tokens_per_s", "next_tokens_per_s"))
+    end = _first_after(log, ("falling_asleep",), event["t"])
+    outcome = {} if end is None else {"next_sleep_after_s": end["t"] - event["t"]}
+    return Decision(event["t"], "stay awake", None, (), _rest(event, *predicted), predicted, outcome)
 
 
 def _wake(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
@@ -336,6 +330,14 @@ def _preempt(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     return Decision(event["t"], "preempt", event["group"], (), inputs, {}, {"tokens_computed_again": event["tokens"]})
 
 
+def _stop_filling(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    """No step is filled with offline work any more: the memory that online requests are foreseen to need."""
+    end = _next_of(log, "filling_goes_on", event)
+    outcome = {} if end is None else {"filled_again_after_s": end["t"] - event["t"]} | _pick(end, ("online_blocks",))
+    predicted = _pick(event, ("growth_blocks",))
+    return Decision(event["t"], "stop filling", event["group"], (), _rest(event, *predicted), predicted, outcome)
+
+
 def _stand_still(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     end = _next_of(log, "offline_goes_on", event)
     outcome = {} if end is None else {"went_on_after_s": end["t"] - event["t"]}
@@ -347,8 +349,9 @@ _MAKERS = {
     "scale_out": _scale_out, "worker_lost": _recover, "migrated": _migrate, "rebalanced": _rebalance,
     "offline_paused": _pause_offline, "step_abandon_asked": _give_up_step,
     "step_shed_asked": _shed_rows, "offline_computed_again": _compute_again,
-    "offline_stands": _stand_still, "pack": _pack, "packed": _packed, "falling_asleep": _sleep, "waking": _wake,
-    "preempted": _preempt, "wake_decided": _way_out, "wake_declined": _way_out, "drop_held_back": _hold_drop,
+    "offline_stands": _stand_still, "filling_stops": _stop_filling, "pack": _pack, "packed": _packed,
+    "falling_asleep": _sleep, "sleep_put_off": _stay_awake, "waking": _wake, "preempted": _preempt,
+    "wake_decided": _way_out, "wake_declined": _way_out, "drop_held_back": _hold_drop,
 }
 
 

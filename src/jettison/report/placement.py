@@ -19,7 +19,7 @@ import numpy.typing as npt
 from jettison.policy.packing.bounds import first_fit_decreasing, l2_bound, volume_bound
 from jettison.policy.packing.closing import plan_closing
 from jettison.policy.packing.named import PACKERS, PackerMaker
-from jettison.policy.packing.reserve import ReserveParams, reserved_blocks
+from jettison.policy.packing.reserve import ReserveParams, growth_blocks, reserved_blocks
 from jettison.policy.packing.types import Arrive, Depart, Grip, Operation, Packer, PackingParams, PackMove, Resize
 from jettison.types import RequestId
 
@@ -114,13 +114,14 @@ def demand_of(
         for i, reserved in alive.items():
             if (needed := min(capacity, _blocks(lives[i], end_s, block_size))) > reserved:
                 alive[i] = _reserved(lives[i], needed, block_size, capacity, params)
-                timed.append((start_s, i, Resize(str(i), alive[i])))
+                timed.append((start_s, i, Resize(str(i), alive[i], _growth(lives[i], block_size, params))))
         while at < len(coming) and lives[coming[at]].arrival_s < end_s:
             i = coming[at]
             at += 1
             needed = min(capacity, _blocks(lives[i], end_s, block_size))
             alive[i] = _reserved(lives[i], needed, block_size, capacity, params)
-            timed.append((lives[i].arrival_s, i, Arrive(str(i), alive[i])))
+            growth = _growth(lives[i], block_size, params)
+            timed.append((lives[i].arrival_s, i, Arrive(str(i), alive[i], growth_blocks=growth)))
         demand.batches.append([operation for _, _, operation in sorted(timed, key=lambda entry: entry[:2])])
         demand.sizes.append(list(alive.values()))
         middle_s = (start_s + end_s) / 2.0
@@ -134,6 +135,10 @@ def demand_of(
 def _reserved(life: Life, needed: int, block_size: int, capacity: int, params: ReserveParams) -> int:
     most = None if life.max_tokens is None else math.ceil((life.input_tokens + life.max_tokens) / block_size)
     return reserved_blocks(needed, life.tokens_per_s / block_size, capacity, params, most)
+
+
+def _growth(life: Life, block_size: int, params: ReserveParams) -> int:
+    return growth_blocks(life.tokens_per_s / block_size, params)
 
 
 def _blocks(life: Life, at_s: float, block_size: int) -> int:
@@ -204,21 +209,19 @@ def packer_for(
     return makers[name](params, None if num_devices is None else range(num_devices))
 
 
-def place(
-    demand: Demand, packer: Packer, *, batched: bool = True, holds: bool = False, closes_every: int | None = None
-) -> Placed:
-    """Replay the epochs. Without ``batched`` each operation is a batch of its own, at its time (MELL, Fig. 13).
-    ``holds``: a running request is moved only where its device overflows, never to pack better. ``closes_every``: after
-    every so many epochs requests are also moved where that closes a device."""
+def place(demand: Demand, packer: Packer, *, holds: bool = False, closes_every: int | None = None) -> Placed:
+    """Replay the epochs. ``holds``: a running request is moved only where its device overflows, never to pack better.
+    ``closes_every``: after every so many epochs requests are also moved where that closes a device
+    (``--packing-gather close``)."""
     devices: list[int] = []
     moves: list[tuple[PackMove, ...]] = []
     num_items = num_recomputed = num_overfull = 0
     for batch in demand.batches:
-        plans = [packer.apply(part) for part in ([batch] if batched else [[operation] for operation in batch])]
-        moves.append(tuple(move for plan in plans for move in plan.moves))
-        num_items += sum(plan.num_item_moves for plan in plans)
-        num_recomputed += sum(len(plan.recomputed) for plan in plans)
-        num_overfull += len(plans[-1].overfull) if plans else 0
+        plan = packer.apply(batch)
+        moves.append(plan.moves)
+        num_items += plan.num_item_moves
+        num_recomputed += len(plan.recomputed)
+        num_overfull += len(plan.overfull)
         for operation in batch if holds else ():
             if isinstance(operation, Arrive):
                 packer.pin(operation.request_id, Grip.HELD)

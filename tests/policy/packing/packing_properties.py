@@ -17,7 +17,7 @@ class Exceptions(NamedTuple):
     """Devices that break a property of Theorem 1 (MELL, section VII). Sharing is left aside."""
 
     unpaired_m: int
-    """1. M-devices with other than two M."""
+    """1. M-devices with M alone, and other than two."""
     uncompleted_s: int
     """2. S-devices with other than three S."""
     unfilled_t: int
@@ -27,7 +27,8 @@ class Exceptions(NamedTuple):
     unfilled_others: int
     """5. S-, M- and L-devices below 3/4 while there are T-devices."""
     misfits: int
-    """Devices with a mix of classes that no category has: M with S, an L with two."""
+    """Devices with a mix of classes that no category has: M and S that weigh less than a device (an M is a half, an S a
+    third: they weigh as much as Theorem 2 counts for a device), an L with two."""
 
 
 ALLOWED = Exceptions(1, 1, 1, 0, 0, 0)
@@ -53,8 +54,9 @@ def count_exceptions(devices: Mapping[GroupId, Mapping[RequestId, int]], capacit
             rooms += [capacity - bigs[0]] if len(classes) == 1 else []
             continue
         middles += bigs
-        misfits += classes[0] is not classes[-1]
-        unpaired += classes[0] is SizeClass.M and len(classes) != 2
+        is_mixed = classes[0] is not classes[-1]
+        misfits += is_mixed and 3 * classes.count(SizeClass.M) + 2 * classes.count(SizeClass.S) < 6
+        unpaired += classes[0] is SizeClass.M and not is_mixed and len(classes) != 2
         uncompleted += classes[0] is SizeClass.S and len(classes) != 3
     smallest = min(middles, default=capacity)
     lone = sum(room >= smallest for room in rooms)

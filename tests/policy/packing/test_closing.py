@@ -33,3 +33,10 @@ def test_the_device_with_the_fewest_requests_is_closed_and_the_fullest_that_has_
 def test_where_nothing_fits_elsewhere_nobody_moves() -> None:
     assert plan_closing({0: {"a": 12}, 1: {"b": 12}}, CAPACITY) == ()
     assert plan_closing({0: {"a": 1}}, CAPACITY) == plan_closing({}, CAPACITY) == ()
+
+
+def test_a_device_with_a_request_that_cannot_go_is_not_closed() -> None:
+    placed = {0: {"a": 3}, 1: {"b": 4}, 2: {"c": 9}}
+    assert {m.request_id for m in plan_closing(placed, CAPACITY)} == {"a"}
+    assert {m.request_id for m in plan_closing(placed, CAPACITY, {"a"})} == {"b"}
+    assert plan_closing(placed, CAPACITY, {"a", "b", "c"}) == ()

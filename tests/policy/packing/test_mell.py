@@ -150,7 +150,7 @@ def test_planted_optima_then_growth_and_departures(num_bins: int) -> None:
     check(packing)
 
 
-MOST_ITEMS = {Arrive: 19, Depart: 19, Resize: 32}
+MOST_ITEMS = {Arrive: 24, Depart: 24, Resize: 37}
 """docs/policies.md has why."""
 
 
@@ -196,6 +196,43 @@ def test_who_is_held_leaves_only_what_overflows() -> None:
     follower.packer.pin("a", Grip.PINNED)
     follower.packer.pin("b", Grip.PINNED)
     assert follower.apply([Resize("b", 1300), Resize("a", 1200)]).overfull == (follower.where["a"],)
+
+
+def test_a_device_that_overflows_gives_the_smallest_request_that_leaves_the_others_room_to_grow() -> None:
+    def given(growth: int) -> list[str]:
+        follower = Follower(Packing(PARAMS))
+        sizes = {"a": 1000, "b": 1000, "s": 90, "t": 180, "u": 130}
+        follower.apply([Arrive(name, size, growth_blocks=growth) for name, size in sizes.items()])
+        assert len(follower.active) == 1
+        return [move.request_id for move in follower.apply([Resize("s", 100, growth)]).moves]
+
+    assert given(0) == ["s"] and given(24) == ["u"] and given(32) == ["t"]
+    assert given(500) == ["s"], "where none leaves so much, it gives as little as suffices"
+
+
+@given(st.integers(0, 1 << 30), st.sampled_from(sorted(MIXES)), st.integers(0, CAPACITY))
+@settings(max_examples=100)
+def test_whatever_is_left_for_growth_the_theorems_hold_and_a_plan_moves_no_more(
+    seed: int, mix: str, growth: int
+) -> None:
+    follower = Follower(Packing(PARAMS))
+    for operation in random_operations(random.Random(seed), mix, 80):
+        if not isinstance(operation, Depart):
+            operation = operation._replace(growth_blocks=growth)
+        plan = follower.apply([operation])
+        assert plan.num_item_moves <= MOST_ITEMS[type(operation)]
+        check(follower.packer)
+
+
+def test_an_m_that_grew_out_of_three_s_stays_while_it_fits_and_no_device_is_opened_for_its_class() -> None:
+    packing = Packing(PARAMS)
+    follower = Follower(packing)
+    follower.apply([Arrive(name, 750) for name in ("a", "b", "c")])
+    assert follower.apply([Resize("a", 850)]) == Plan()
+    check(packing)
+    plan = follower.apply([Depart("b")])
+    assert [move.request_id for move in plan.moves] == ["c"], "one M and one S weigh less than a device"
+    check(packing)
 
 
 @pytest.mark.parametrize("mix", MIXES)

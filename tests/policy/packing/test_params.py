@@ -47,7 +47,8 @@ def test_prompts_ahead_break_the_objective_and_a_prompt_by_itself_does_not() -> 
     assert breaks_ttft(most - 200, 201, 1000.0, 1.0)
     assert not breaks_ttft(most - 200, 200, 1000.0, 1.0)
     assert breaks_ttft(1, 1, 0.0, 1.0), "decodes leave no time for prompts"
-    assert not breaks_ttft(0, 5000, 1000.0, 1.0)
+    assert breaks_ttft(0, 1001, 1000.0, 1.0), "beside decodes a long prompt alone may"
+    assert not breaks_ttft(0, 1000, 1000.0, 1.0)
     assert not breaks_ttft(900, 200, None, 1.0) and not breaks_ttft(900, 200, 1000.0, None)
 
 

@@ -174,7 +174,7 @@ class Dispatcher:
         }
         if not full:
             return []
-        takers = self._takers(limits)
+        takers = self._takers(limits) - self._ladder.shut()
         if not takers:
             return []
         return [

@@ -58,6 +58,7 @@ class Ladder:
         self._scaling = [rung for rung in self.rungs if isinstance(rung, hooks.Scales)]
         self.copying = [rung for rung in self.rungs if isinstance(rung, hooks.SendsCopies)]
         """Rungs that may send something behind the steps just issued."""
+        self._opening = [rung for rung in self.rungs if isinstance(rung, hooks.Opens)]
         self._lagging = [rung for rung in self.rungs if isinstance(rung, hooks.Lags)]
         self._waking = [rung for rung in self.rungs if isinstance(rung, hooks.Sleeps)]
         self._gauged = [rung for rung in self.rungs if isinstance(rung, hooks.Gauges)]
@@ -145,6 +146,10 @@ class Ladder:
         chooses."""
         places = (rung.place(state) for rung in self._placing)
         return next((group_id for group_id in places if group_id is not None), None)
+
+    def shut(self) -> Set[GroupId]:
+        """The groups that rungs with ``Opens`` keep shut to waiting requests; empty without such rungs."""
+        return frozenset[GroupId]().union(*(rung.shut() for rung in self._opening))
 
     def gauges(self) -> dict[str, float]:
         """The figures that rungs give to metrics, by name; empty without any."""

@@ -62,6 +62,16 @@ class Places(Protocol):
 
 
 @runtime_checkable
+class Opens(Protocol):
+    """A rung with this hook takes empty groups into use for waiting requests by itself. The ladder asks it where
+    waiting requests are shared out."""
+
+    def shut(self) -> Set[GroupId]:
+        """The empty groups that no waiting request is to be sent to, as the rung does that where it is needed."""
+        ...
+
+
+@runtime_checkable
 class GivesRoom(Protocol):
     """A rung with this hook can take offline KV out of a group. The ladder asks it where a dearer rung wants that
     room."""
@@ -187,8 +197,8 @@ class Ticks(Protocol):
 
 
 HOOKS = (
-    Admits, Places, GivesRoom, HearsUnmet, Scales, SendsCopies, Lags, Sleeps, Gauges, Occupies, Ends, Notes, Checks,
-    Ticks,
+    Admits, Places, Opens, GivesRoom, HearsUnmet, Scales, SendsCopies, Lags, Sleeps, Gauges, Occupies, Ends, Notes,
+    Checks, Ticks,
 )
 
 

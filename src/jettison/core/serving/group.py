@@ -41,6 +41,7 @@ from jettison.memory.stages import StagePlan
 from jettison.policy.batching import BatchPlan, BlockedBy
 from jettison.policy.lookahead import ChunkCost
 from jettison.policy.slo import Pace
+from jettison.policy.standing import Foreseen
 from jettison.types import (
     FAILED_TOKEN_ID,
     FinishReason,
@@ -114,6 +115,9 @@ class Group:
         self.planner = StepPlanner(self)
         self.sitting_out: Collection[RequestId] = ()
         """Running offline requests that the next step is planned without; it admits no offline newcomer either."""
+        self.foreseen: Foreseen | None = None
+        """Memory that online requests are foreseen to need, as looked at last; where it is not there, their steps are
+        not filled (``core.driving.filling``). None: not looked at yet, or nothing known."""
         self.abandoning: int | None = None
         """The last step that was told to give up; it may have ended."""
         self.slices = Slices(self, self._changes)

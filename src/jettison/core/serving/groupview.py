@@ -16,6 +16,7 @@ from jettison.memory.stages import StagePlan
 from jettison.policy.batching import BatchLimits, BatchPlan, BlockedBy
 from jettison.policy.lookahead import ChunkCost
 from jettison.policy.slo import Pace
+from jettison.policy.standing import Foreseen
 from jettison.types import RequestId
 
 
@@ -59,6 +60,8 @@ class GroupView(Protocol):
     def longest_alone_s(self) -> float | None: ...
     @property
     def head_blocked_by(self) -> BlockedBy | None: ...
+    @property
+    def foreseen(self) -> Foreseen | None: ...
     @property
     def prices(self) -> Callable[[], ChunkCost]: ...
     @property

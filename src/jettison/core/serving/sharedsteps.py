@@ -25,7 +25,7 @@ from jettison.cost.stepwork import StepWork, step_of
 from jettison.policy.batching import BatchLimits, BatchPlan, BatchView
 from jettison.policy.filling import OfflineView, plan_beside, plan_within
 from jettison.policy.slo import LONE_DECODE, Objectives, Own, Pace, StepBudget, filler_s, papers_filler_s, step_budget
-from jettison.policy.standing import StepRoom
+from jettison.policy.standing import Foreseen, StepRoom
 from jettison.types import NANOSECONDS
 
 Planned = Callable[[BatchView, BatchLimits], BatchPlan]
@@ -71,29 +71,28 @@ def filling_s(
     group: GroupView, pace: Pace, goals: Objectives, online_work: StepWork, now_ns: int
 ) -> float | None:
     """Seconds that a step with offline tokens may take, by the objectives and by how long online requests have waited
-    for their first token. 0.0 where online requests hold more of the blocks than ``fill_below``. None: no bound, as no
-    online request here waits for it."""
+    for their first token. 0.0 where online requests are foreseen to lack memory (``Group.foreseen``). None: no bound,
+    as no online request here waits for it."""
     queues = group.queues
     if not queues.serves_online and all(group.blocks.is_oversized(s) for s in queues.waiting):
         return None
-    offline = pace.offline
-    if offline.fill == "paper":
+    if pace.offline.fill == "paper":
         return papers_filler_s(goals, has_decodes=any(s.first_token_ns is not None for s in online_states(group)))
-    if online_share(group, offline.fill_below) > offline.fill_below:
+    if group.foreseen is not None and not group.foreseen.fits:
         return 0.0
     own: Own | None = None
-    if offline.fill == "knee" and (taking := pace.predictor.taking(step_of(len(group.stages)))) is not None:
+    if pace.offline.fill == "knee" and (taking := pace.predictor.taking(step_of(len(group.stages)))) is not None:
         own = Own(taking(LONE_DECODE), taking(online_work))
     return filler_s(goals, lambda: _longest_wait_s(group, now_ns), own)
 
 
-def online_share(group: GroupView, enough: float = 0.0) -> float:
-    """Share of the blocks that online requests hold. A result up to ``enough`` may count shared blocks once a holder,
-    so it may be too high; a larger one is exact."""
+def held_by_online(group: GroupView, growth_blocks: int) -> Foreseen:
+    """The group's blocks, and those that its online requests hold, with ``growth_blocks`` that they are foreseen to
+    take. Where all of it fits, shared blocks may be counted once for each holder; else the sum is exact."""
     states = [*online_states(group), *(s for s in group.queues.moving.values() if not s.is_offline)]
-    ids, capacity = [s.request_id for s in states], max(1, group.blocks.capacity)
-    at_most = group.blocks.num_used_by(ids) / capacity
-    return at_most if at_most <= enough else group.blocks.num_distinct(ids) / capacity
+    ids, capacity = [s.request_id for s in states], group.blocks.capacity
+    foreseen = Foreseen(group.blocks.num_used_by(ids), growth_blocks, capacity, len(ids))
+    return foreseen if foreseen.fits else foreseen._replace(held_blocks=group.blocks.num_distinct(ids))
 
 
 def _longest_wait_s(group: GroupView, now_ns: int) -> float | None:
@@ -125,10 +124,8 @@ def room_of_last_step(
     seconds = filling_s(group, pace, pace.objectives(), online_work, now_ns)
     budget = step_budget(pace.predictor, seconds, len(group.stages))
     one_more_s = pace.predictor.predict_s(flight.work.with_prompt(1, state.num_computed), budget.part)
-    share = online_share(group, pace.offline.fill_below)
     return room._replace(
-        is_timed=True, one_more_s=one_more_s, may_take_s=budget.seconds, online_share=share,
-        fill_below=pace.offline.fill_below,
+        is_timed=True, one_more_s=one_more_s, may_take_s=budget.seconds, foreseen=group.foreseen
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeAlias
 
-from jettison.policy.packing.types import Grip, ShareKey, SizeClass, size_class
+from jettison.policy.packing.types import Grip, ShareKey, SizeClass, Work, size_class
 from jettison.types import GroupId, RequestId
 
 Entry: TypeAlias = "tuple[str, tuple[int, ...]]"
@@ -20,6 +20,9 @@ Entry: TypeAlias = "tuple[str, tuple[int, ...]]"
 Prefix: TypeAlias = "tuple[ShareKey, int]"
 """A key and the blocks that it stands for: requests that name one key with unlike lengths share nothing."""
 
+
+WHOLE = 6
+"""Sixths of a device."""
 
 _ORDER, _SIZE = attrgetter("order"), attrgetter("num_blocks")
 
@@ -38,6 +41,12 @@ class Item:
     """0 without a key."""
     grip: Grip = Grip.FREE
     bin: Bin | None = None
+    here: GroupId | None = None
+    """The device that holds its KV; None: not told."""
+    left_blocks: int = 0
+    """Blocks that ``here`` holds for it although it should live elsewhere."""
+    growth_blocks: int = 0
+    """Blocks by which it grows in the time for which a device that gives requests away should have room."""
 
     @property
     def own_blocks(self) -> int:
@@ -62,7 +71,13 @@ class Bin:
     device: GroupId
     capacity: int
     is_taking: bool = True
+    work: Work | None = None
+    """What its steps have time for; None: for anything."""
     used: int = 0
+    leaving: int = 0
+    """Blocks that it still holds for requests that should live elsewhere."""
+    growth: int = 0
+    """Blocks by which its requests grow together in that time."""
     loose: int = 0
     """Blocks that come free at least if all T and small requests that may be moved leave."""
     bigs: list[Item] = field(default_factory=list)
@@ -74,8 +89,31 @@ class Bin:
 
     @property
     def free(self) -> int:
-        """Blocks; negative where it is overfull."""
+        """Blocks that are free once all moves are made; negative where it is overfull."""
         return self.capacity - self.used
+
+    @property
+    def room(self) -> int:
+        """Blocks that it takes now, while requests that should live elsewhere are still here."""
+        if self.work is None:
+            return self.capacity - self.used - self.leaving
+        return self._room_beside(self.used + self.leaving)
+
+    @property
+    def room_for_big(self) -> int:
+        """The same where T and small requests make room for an S or M. They leave for want of memory alone."""
+        return self._room_beside(self.used + self.leaving, self.loose)
+
+    @property
+    def room_later(self) -> int:
+        """Blocks that it takes once all moves are made."""
+        return self._room_beside(self.used)
+
+    def _room_beside(self, num_blocks: int, loose: int = 0) -> int:
+        """Blocks that memory and steps leave to one more request beside so many; ``loose``: of these, blocks of
+        requests that leave for it."""
+        free = self.capacity - num_blocks + loose
+        return free if self.work is None else self.work.room(self.num_requests, num_blocks, free)
 
     @property
     def category(self) -> SizeClass:
@@ -91,10 +129,18 @@ class Bin:
         """How many of its requests are of this class: S, M or L."""
         return sum(item.size_class is size_class for item in self.bigs)
 
+    def weight(self) -> int:
+        """Its M and S as sixths of a device: an M is a half, an S a third (Theorem 2)."""
+        return 3 * self.count(SizeClass.M) + 2 * self.count(SizeClass.S)
+
     def is_complete(self) -> bool:
-        """Two M, three S, or an L (properties 1, 2 and 4 of Theorem 1)."""
-        category = self.category
-        return category is SizeClass.L or self.count(category) >= (2 if category is SizeClass.M else 3)
+        """An L, or M and S that weigh a device: two M, three S, or an M that has grown out of three S and still fits
+        (properties 1, 2 and 4 of Theorem 1)."""
+        return self.category is SizeClass.L or self.weight() >= WHOLE
+
+    def is_mixed(self) -> bool:
+        """One M and one S: less than a device, and neither belongs beside the other."""
+        return self.category is SizeClass.M and self.count(SizeClass.S) > 0 and self.weight() < WHOLE
 
     def blocks_of(self, item: Item) -> int:
         """Blocks that the item would add."""
@@ -103,6 +149,7 @@ class Bin:
     def put(self, item: Item) -> None:
         """Add the item, whatever room there is."""
         self.used += self.blocks_of(item)
+        self.growth += item.growth_blocks
         if item.share_key is not None:
             self.sharers[item.share_key] = self.sharers.get(item.share_key, 0) + 1
         if item.is_big:
@@ -119,6 +166,7 @@ class Bin:
             if not self.sharers[item.share_key]:
                 del self.sharers[item.share_key]
         self.used -= self.blocks_of(item)
+        self.growth -= item.growth_blocks
         if item.is_big:
             self.bigs.remove(item)
         else:
@@ -126,8 +174,10 @@ class Bin:
             self.loose -= item.own_blocks if item.is_free else 0
         item.bin = None
 
-    def resize(self, item: Item, num_blocks: int) -> None:
-        """Give the item another size, and the class of that size."""
+    def resize(self, item: Item, num_blocks: int, growth_blocks: int) -> None:
+        """Give the item another size, the class of that size, and another growth."""
+        self.growth += growth_blocks - item.growth_blocks
+        item.growth_blocks = growth_blocks
         present = size_class(num_blocks, self.capacity)
         if item.is_big or present >= SizeClass.S:
             self.take(item)
@@ -144,15 +194,18 @@ class Bin:
         return self._cut([item for item in self.fillers.values() if item.grip is Grip.FREE], limit)
 
     def victims(self) -> list[Item]:
-        """The requests that leave an overfull bin: of the fillers the smallest that suffices, or a unit; else the
-        smallest big, unless it is alone. Held requests leave after free ones of their kind; empty where no request may
-        leave."""
+        """The requests that leave an overfull bin: of the fillers the smallest that leaves room for the growth of the
+        others, else the smallest that suffices, or a unit; else the smallest big, unless it is alone. Held requests
+        leave after free ones of their kind; empty where no request may leave."""
         lacking = self.used - self.capacity
+        # No more than a T: the device would be below 3/4 otherwise, and take requests again.
+        for_growth = min(lacking + self.growth, max(lacking, self.capacity // 4))
         for grip in (Grip.FREE, Grip.HELD):
             fillers = [item for item in self.fillers.values() if item.grip is grip]
-            if enough := [item for item in fillers if item.num_blocks - item.shared_blocks >= lacking]:
-                smallest = min(map(_SIZE, enough))
-                return [max((item for item in enough if item.num_blocks == smallest), key=_ORDER)]
+            for needed in (for_growth, lacking):
+                if enough := [item for item in fillers if item.own_blocks >= needed]:
+                    smallest = min(map(_SIZE, enough))
+                    return [max((item for item in enough if item.num_blocks == smallest), key=_ORDER)]
             if fillers:
                 return self._cut(fillers, self.capacity // 4)
         bigs = [item for item in self.bigs if item.grip is not Grip.PINNED]
@@ -179,16 +232,12 @@ class Bin:
         return chosen
 
     def surplus(self) -> list[Item]:
-        """Bigs that break the rules for one device: beside an L belongs only one M or S that fits with it, and M and S
-        do not share a device."""
+        """Bigs that break the rules for one device: beside an L belongs only one M or S that fits with it, and an M and
+        an S alone do not share a device."""
+        if self.category is not SizeClass.L:
+            return [item for item in self.bigs if item.size_class is SizeClass.S] if self.is_mixed() else []
         bigs = sorted(self.bigs, key=lambda item: (-item.grip, -item.num_blocks, item.order))
-        large = next((item for item in bigs if item.size_class is SizeClass.L), None)
-        if large is not None:
-            rest = [item for item in bigs if item is not large]
-            kept = next((i for i in rest if i.num_blocks + large.num_blocks <= self.capacity), None)
-            return [item for item in rest if item is not kept]
-        of_m = [item for item in bigs if item.size_class is SizeClass.M]
-        of_s = [item for item in bigs if item.size_class is SizeClass.S]
-        if of_m and of_s:
-            return of_m if len(of_m) == 1 and len(of_s) > 1 else of_s
-        return []
+        large = next(item for item in bigs if item.size_class is SizeClass.L)
+        rest = [item for item in bigs if item is not large]
+        kept = next((i for i in rest if i.num_blocks + large.num_blocks <= self.capacity), None)
+        return [item for item in rest if item is not kept]

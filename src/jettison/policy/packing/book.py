@@ -23,6 +23,7 @@ from jettison.policy.packing.types import (
     Plan,
     Resize,
     SizeClass,
+    Work,
     num_multi_items,
     size_class,
 )  # fmt: skip
@@ -35,8 +36,7 @@ class BookChanges(NamedTuple):
     """A batch by kind."""
 
     departs: list[Item]
-    resizes: list[tuple[Item, int]]
-    """With their new blocks."""
+    resizes: list[tuple[Item, Resize]]
     arrivals: list[Arrive]
 
 
@@ -47,6 +47,8 @@ class PackingBook:
         self, capacity: int, entries: Callable[[Bin], tuple[Entry, ...]], devices: Iterable[GroupId] | None
     ) -> None:
         self.capacity = capacity
+        self.work: Work | None = None
+        """What a device's steps have time for; None: for anything."""
         self.items: dict[RequestId, Item] = {}
         self.bins: dict[GroupId, Bin] = {}
         """In the order in which they were opened."""
@@ -61,6 +63,10 @@ class PackingBook:
         self._is_unbounded = devices is None
         # The device closed last is opened first: it may still be warm.
         self._idle = dict.fromkeys(reversed(list(devices or ())))
+        self.left_at: defaultdict[GroupId, dict[RequestId, Item]] = defaultdict(dict)
+        """By device: requests whose KV it holds, and that should live elsewhere."""
+        self._leaving: defaultdict[GroupId, int] = defaultdict(int)
+        """By device: the blocks of these requests."""
         self._next_device = self._next_order = 0
         self._origins: dict[RequestId, GroupId | None] = {}
         self._opened: dict[GroupId, None] = {}
@@ -84,12 +90,54 @@ class PackingBook:
         """A device's bin, which is opened where it has none."""
         if device not in self.bins:
             self._idle.pop(device, None)
-            self.bins[device] = Bin(device, self.capacity, device not in self.away)
+            is_taking, leaving = device not in self.away, self._leaving.get(device, 0)
+            self.bins[device] = Bin(device, self.capacity, is_taking, self.work, leaving=leaving)
             if device in self._closed:
                 del self._closed[device]
             else:
                 self._opened[device] = None
         return self.bins[device]
+
+    def bound_work(self, work: Work | None) -> None:
+        """What a device's steps have time for from now on."""
+        self.work = work
+        for bin_ in self.bins.values():
+            bin_.work = work
+            self.reindex(bin_)
+
+    def closing(self) -> list[GroupId]:
+        """Devices that no request should live on and that hold KV of some, the fullest first."""
+        some = [device for device in self._leaving if device in self._idle]
+        return sorted(some, key=lambda device: (-self._leaving[device], device))
+
+    def live_at(self, request_id: RequestId, device: GroupId) -> None:
+        """A request's KV is on this device from now on."""
+        item = self.items[request_id]
+        self._count_left(item, 0)
+        item.here = device
+        self._note_left(item)
+
+    def _note_left(self, item: Item) -> None:
+        """Count what a device holds for an item that should live elsewhere, and no more what it has given up."""
+        if item.here is not None:
+            is_home = item.bin is not None and item.bin.device == item.here
+            self._count_left(item, 0 if is_home else item.own_blocks)
+
+    def _count_left(self, item: Item, num_blocks: int) -> None:
+        if item.here is None or item.left_blocks == num_blocks:
+            return
+        device = item.here
+        self._leaving[device] += num_blocks - item.left_blocks
+        item.left_blocks = num_blocks
+        if num_blocks:
+            self.left_at[device][item.request_id] = item
+        else:
+            self.left_at[device].pop(item.request_id, None)
+        if not self.left_at[device]:
+            del self.left_at[device], self._leaving[device]
+        if device in self.bins:
+            self.bins[device].leaving = self._leaving.get(device, 0)
+            self.reindex(self.bins[device])
 
     def set_taking(self, device: GroupId, is_taking: bool) -> None:
         """A device is packed from now on, or is not; one that was not known is idle."""
@@ -106,8 +154,11 @@ class PackingBook:
 
     def make(self, operation: Arrive) -> Item:
         """An arrival's item, on no device yet."""
-        request_id, num_blocks, _, key, shared, grip = operation
-        item = Item(request_id, num_blocks, self._next_order, size_class(num_blocks, self.capacity), grip=grip)
+        request_id, num_blocks, _, key, shared, grip, here, growth = operation
+        item = Item(
+            request_id, num_blocks, self._next_order, size_class(num_blocks, self.capacity), grip=grip, here=here,
+            growth_blocks=growth,
+        )
         if key is not None and shared:
             item.share_key, item.shared_blocks = (key, shared), shared
         self._next_order += 1
@@ -126,6 +177,7 @@ class PackingBook:
                 left.add(bin_.device)
                 if not bin_.num_requests:
                     self._close(bin_)
+            self._count_left(item, 0)
         self._reindex_all(left)
 
     def put(self, item: Item, bin_: Bin) -> None:
@@ -133,6 +185,7 @@ class PackingBook:
         bin_.put(item)
         if item.share_key is not None:
             self.by_key[item.share_key][bin_.device] = None
+        self._note_left(item)
         self.reindex(bin_)
 
     def take(self, item: Item) -> Bin:
@@ -141,6 +194,7 @@ class PackingBook:
         assert bin_ is not None
         self._origins.setdefault(item.request_id, bin_.device)
         self._take(item, bin_)
+        self._note_left(item)
         if bin_.num_requests:
             self.reindex(bin_)
         else:
@@ -152,12 +206,13 @@ class PackingBook:
         if item.share_key is not None and item.share_key not in bin_.sharers:
             del self.by_key[item.share_key][bin_.device]
 
-    def resize(self, resizes: Iterable[tuple[Item, int]]) -> set[GroupId]:
+    def resize(self, resizes: Iterable[tuple[Item, Resize]]) -> set[GroupId]:
         """Resize items where they are; returns their devices. The indices are updated once a device."""
         touched: set[GroupId] = set()
-        for item, num_blocks in resizes:
+        for item, (_, num_blocks, growth_blocks) in resizes:
             assert item.bin is not None
-            item.bin.resize(item, num_blocks)
+            item.bin.resize(item, num_blocks, growth_blocks)
+            self._note_left(item)
             touched.add(item.bin.device)
         self._reindex_all(touched)
         return touched
@@ -207,16 +262,15 @@ class PackingBook:
     def check(self, batch: Sequence[Operation]) -> BookChanges:
         """The operations by kind; raises KeyError and ValueError as ``Packer.apply`` says, having changed nothing."""
         departs: list[Item] = []
-        resizes: list[tuple[Item, int]] = []
+        resizes: list[tuple[Item, Resize]] = []
         arrivals: list[Arrive] = []
         gone: set[RequestId] = set()
         coming: set[RequestId] = set()
         for operation in batch:
             if isinstance(operation, Resize):
-                request_id, num_blocks = operation
-                item = self.items[request_id]
-                self._check_size(num_blocks, item.shared_blocks)
-                resizes.append((item, num_blocks))
+                item = self.items[operation.request_id]
+                self._check_size(operation.num_blocks, item.shared_blocks)
+                resizes.append((item, operation))
             elif isinstance(operation, Depart):
                 departs.append(self.items[operation.request_id])
                 gone.add(operation.request_id)
@@ -274,6 +328,9 @@ class OnBook:
     """The queries that every ``Packer`` with a book answers from it."""
 
     book: PackingBook
+
+    def live_at(self, request_id: RequestId, device: GroupId) -> None:
+        self.book.live_at(request_id, device)
 
     @property
     def active(self) -> tuple[GroupId, ...]:

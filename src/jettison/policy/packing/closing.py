@@ -5,21 +5,27 @@ A device is closed where all of its requests fit on others as they stand: no req
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from jettison.policy.packing.types import PackMove
 from jettison.types import GroupId, RequestId
+
+CLOSES_EVERY = 5
+"""Epochs between two looks for devices to close: fewer hardly close more, and more move the same requests again."""
 
 CANDIDATES = 4
 """Devices that are tried, those with the fewest requests first, then the emptiest."""
 
 
-def plan_closing(placed: Mapping[GroupId, Mapping[RequestId, int]], capacity: int) -> tuple[PackMove, ...]:
+def plan_closing(
+    placed: Mapping[GroupId, Mapping[RequestId, int]], capacity: int, pinned: Set[RequestId] = frozenset()
+) -> tuple[PackMove, ...]:
     """The moves that close one device: of those in use (``placed``: with sizes of their requests) the one that takes
-    the fewest moves. Its requests go the largest first, each to the device with the least room that suffices. Empty
-    where no device can be closed."""
+    the fewest moves, and where no request is ``pinned``. Its requests go the largest first, each to the device with the
+    least room that suffices. Empty where no device can be closed."""
     free = {device: capacity - sum(sizes.values()) for device, sizes in placed.items()}
-    emptiest = sorted(placed, key=lambda d: (len(placed[d]), -free[d], d))
+    movable = [device for device, sizes in placed.items() if pinned.isdisjoint(sizes)]
+    emptiest = sorted(movable, key=lambda d: (len(placed[d]), -free[d], d))
     for device in emptiest[:CANDIDATES]:
         left = {other: room for other, room in free.items() if other != device}
         moves: list[PackMove] = []

@@ -4,9 +4,9 @@ Fig. 10 as printed does not keep its own Theorem 1 (``papers/printed.py``). Here
 request that an operation displaces is placed by its class, and the devices are then settled until the five properties
 hold again (docs/policies.md has the table, the exceptions, and the bound on moves).
 
-1. An M-device has two M, 2. an S-device three S, 3. a T-device is filled to 3/4: one device of each kind may be less.
-4. An L is alone only where no M or S of the M- and S-devices fits beside it. 5. There are T-devices only where all
-others are filled to 3/4. T and small requests lie wherever they fit, and make room for M and S.
+1. An M-device has two M, or one and two S, 2. an S-device three S, 3. a T-device is filled to 3/4: one device of each
+kind may be less. 4. An L is alone only where no M or S of the M- and S-devices fits beside it. 5. There are T-devices
+only where all others are filled to 3/4. T and small requests lie wherever they fit, and make room for M and S.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import islice
 
 from jettison.policy.packing.bins import Bin, Entry, Item
 from jettison.policy.packing.book import OnBook, PackingBook
-from jettison.policy.packing.types import Arrive, Grip, Operation, PackingParams, Plan, SizeClass
+from jettison.policy.packing.types import Arrive, Grip, Operation, PackingParams, Plan, SizeClass, Work
 from jettison.types import GroupId, RequestId
 
 ROOMS = "rooms"
@@ -30,20 +30,29 @@ MIDDLES = "middles"
 """M and S that may be moved, on M- and S-devices, by size."""
 PARTIAL = {SizeClass.M: "one M", SizeClass.S: "fewer than three S"}
 """M- and S-devices that lack a request of their class, by free blocks."""
+LATER = "later"
+"""Devices that still hold blocks of requests which should live elsewhere, by the blocks that are free once these have
+left."""
+MIXED = "one M and one S"
+"""Devices with these."""
 ENDLESS = 1 << 62
 
 
 def index_entries(bin_: Bin) -> tuple[Entry, ...]:
     """A device's entries, and its requests', in the indices."""
-    room = (bin_.free, bin_.device)
+    room = (bin_.room, bin_.device)
+    entries: list[Entry] = [(ROOMS if bin_.bigs else TINY, room)]
+    if bin_.leaving:
+        entries.append((LATER, (bin_.room_later, bin_.device)))
     if not bin_.bigs:
-        return ((TINY, room),)
-    entries: list[Entry] = [(ROOMS, room)]
+        return tuple(entries)
     if bin_.category is SizeClass.L:
         if len(bin_.bigs) == 1:
-            entries.append((SINGLES, (bin_.free + bin_.loose, bin_.device)))
+            entries.append((SINGLES, (bin_.room_for_big, bin_.device)))
         return tuple(entries)
-    if not bin_.is_complete():
+    if bin_.is_mixed():
+        entries.append((MIXED, (bin_.device,)))
+    elif not bin_.is_complete():
         entries.append((PARTIAL[bin_.category], room))
     entries += [(MIDDLES, (item.num_blocks, item.order)) for item in bin_.bigs if item.is_free]
     return tuple(entries)
@@ -68,6 +77,8 @@ class Packing(OnBook):
         self._displaced: list[tuple[int, int, list[Item], Bin]] = []
         """Units that have to go elsewhere, and the bin where each was: a heap, the largest first."""
         self._dirty: set[GroupId] = set()
+        self._reopened: set[GroupId] = set()
+        """Devices that this plan has taken into use again while they were being emptied."""
         self._misfits: dict[GroupId, None] = {}
         """Devices that were given a request that does not belong there, because no other device could be opened; the
         one looked at longest ago first."""
@@ -78,6 +89,11 @@ class Packing(OnBook):
     def set_taking(self, device: GroupId, is_taking: bool) -> None:
         self.book.set_taking(device, is_taking)
         self._dirty.add(device)
+
+    def bound_work(self, work: Work | None) -> None:
+        """Have no device take a request for which its steps have no time, from now on; None: time is no bound. A device
+        that has more already keeps it."""
+        self.book.bound_work(work)
 
     def apply(self, batch: Sequence[Operation]) -> Plan:
         """See ``Packer``. In the paper's order (section VI.C, operation batching): departures, growth, arrivals; an
@@ -95,6 +111,7 @@ class Packing(OnBook):
         unplaced = [item for item in sorted(new, key=_largest_first) if not self._place([item])]
         self.book.forget(unplaced)
         self._settle()
+        self._reopened.clear()
         return self.book.plan([item.request_id for item in unplaced])
 
     def _arrive_at(self, arrival: Arrive, device: GroupId) -> GroupId:
@@ -136,7 +153,7 @@ class Packing(OnBook):
     def _place(self, unit: list[Item], source: Bin | None = None) -> bool:
         """Put a unit where its class belongs, and place the requests that give way for it. False where no device has
         room."""
-        bin_ = self._choose(unit, source) or self.book.open()
+        bin_ = self._choose(unit, source) or self._choose_later(unit) or self._reopen(unit, source) or self.book.open()
         if bin_ is None and (bin_ := self._anywhere(_total(unit), source)) is not None:
             self._misfits[bin_.device] = None
         if bin_ is None:
@@ -148,7 +165,7 @@ class Packing(OnBook):
         """The last resort where no device can be opened: any device with room, first of all the one where the unit was.
         The properties that this breaks are owed (mended later) once there is a better place."""
         home = None if source is None else self.book.bins.get(source.device)
-        if home is not None and home.is_taking and home.free >= num_blocks:
+        if home is not None and home.is_taking and home.room >= num_blocks:
             return home
         return self._best(ROOMS, num_blocks, source) or self._tightest(TINY, num_blocks)
 
@@ -184,9 +201,9 @@ class Packing(OnBook):
         if self.params.shares_prefixes and len(unit) == 1 and prefix is not None:
             near = list(islice(reversed(self.book.by_key.get(prefix, {})), self.params.candidates))
             bins = [self.book.bins[device] for device in near]
-            bins = [b for b in bins if b.is_taking and b.free >= b.blocks_of(unit[0])]
+            bins = [b for b in bins if b.is_taking and b.room >= b.blocks_of(unit[0])]
             if bins:
-                return min(bins, key=lambda b: (b.free, b.device))
+                return min(bins, key=lambda b: (b.room, b.device))
         return self._best(ROOMS, _total(unit), source) or self._tightest(TINY, _total(unit))
 
     def _choose_for_middle(self, item: Item, source: Bin | None) -> Bin | None:
@@ -201,14 +218,42 @@ class Packing(OnBook):
     def _choose_for_large(self, item: Item) -> Bin | None:
         """Beside one M or S, else on a T-device; the tightest. No request gives way to an L: where none of these has
         room, it takes an idle device."""
-        partial = [b for name in PARTIAL for b in self._partial(name) if len(b.bigs) == 1 and b.free >= item.num_blocks]
+        partial = [b for name in PARTIAL for b in self._partial(name) if len(b.bigs) == 1 and b.room >= item.num_blocks]
         if partial:
-            return min(partial, key=lambda b: (b.free, b.device))
+            return min(partial, key=lambda b: (b.room, b.device))
         return self._tightest(TINY, item.num_blocks)
+
+    def _choose_later(self, unit: list[Item]) -> Bin | None:
+        """Of a few devices that will have room for the unit once requests have left that should live elsewhere already,
+        the one with the least that the table lets it in to; None: none will."""
+        keys = self.book.indices[LATER]
+        first = keys.bisect_left((_total(unit),))
+        bins = (self.book.bins[device] for _, device in keys[first : first + self.params.candidates])
+        return next((bin_ for bin_ in bins if _suits(unit[0], bin_)), None)
+
+    def _reopen(self, unit: list[Item], source: Bin | None) -> Bin | None:
+        """A place for the unit once a device that is being emptied is in use again, and has those of its requests back
+        that can still be called back; None: no device is being emptied, or none of them gives the unit a place."""
+        for device in self.book.closing():
+            if device in self._reopened:
+                continue  # once in a plan: so it ends
+            self._reopened.add(device)
+            bin_ = self.book.bin_of(device)
+            back = [i for i in self.book.left_at[device].values() if i.grip is not Grip.PINNED and i.bin is not None]
+            for item in sorted(back, key=_largest_first):
+                if bin_.room_later >= item.num_blocks:
+                    self.book.take(item)
+                    self.book.put(item, bin_)
+            chosen = self._choose(unit, source)
+            if chosen is not None:
+                return chosen
+            if bin_.room_later >= _total(unit) and (not bin_.num_requests or _suits(unit[0], bin_)):
+                return bin_
+        return None
 
     def _room(self, bin_: Bin) -> int:
         """Blocks for an M or S. T and small requests give way only while there is a device for them to go to."""
-        return bin_.free + (bin_.loose if self.book.can_open() else 0)
+        return bin_.room_for_big if self.book.can_open() else bin_.room
 
     def _partial(self, size_class: SizeClass) -> list[Bin]:
         return [self.book.bins[device] for _, device in self.book.indices[PARTIAL[size_class]]]
@@ -233,7 +278,7 @@ class Packing(OnBook):
     def _priority(self, bin_: Bin, source: Bin | None) -> float:
         """The priority of section VI.C: few requests, much memory, the same machine."""
         weights = self.params.priorities
-        score = weights.load / (1 + bin_.num_requests) + weights.free * bin_.free / self.params.capacity
+        score = weights.load / (1 + bin_.num_requests) + weights.free * bin_.room / self.params.capacity
         if source is not None and bin_.device in self._machine_of:
             score += weights.distance * (self._machine_of[bin_.device] == self._machine_of.get(source.device))
         return score
@@ -242,10 +287,12 @@ class Packing(OnBook):
 
     def _settle(self) -> None:
         """Move items until the five properties hold, or nothing has room. Each step moves one item, and no step undoes
-        another: first fewer M and S lie apart from an L, then M and S lie on fewer devices (the sum of the squares of
-        their numbers rises), then fewer T lie on T-devices, then fewer T-devices are not filled."""
+        another: first fewer M and S lie apart from an L, then fewer devices have one M and one S alone, then M and S
+        lie on fewer devices (the sum of the squares of their numbers rises), then fewer T lie on T-devices, then fewer
+        T-devices are not filled."""
         while (
             self._pair_with_large()
+            or self._part_mixed()
             or self._complete(SizeClass.M)
             or self._complete(SizeClass.S)
             or self._fill_others()
@@ -272,6 +319,18 @@ class Packing(OnBook):
         self._move_to(bin_, [item])
         return True
 
+    def _part_mixed(self) -> bool:
+        """Properties 1 and 2: the S of a device with one M and one S goes to its like."""
+        for (device,) in list(self.book.indices[MIXED]):
+            bin_ = self.book.bins[device]
+            free = [item for item in bin_.surplus() if item.is_free]
+            for item in free:
+                self._displace([item], self.book.take(item))
+            self._place_displaced()
+            if free and not bin_.is_mixed():
+                return True
+        return False
+
     def _complete(self, size_class: SizeClass) -> bool:
         """Properties 1 and 2: of two devices that lack a request of the class, the one with fewer gives one to the
         other."""
@@ -296,7 +355,7 @@ class Packing(OnBook):
             giver = self.book.bins[device]
             taker = self._best(ROOMS, self.params.slack_blocks + 1, giver)
             assert taker is not None
-            if unit := giver.unit(min(self.params.capacity // 4, taker.free)):
+            if unit := giver.unit(min(self.params.capacity // 4, taker.room)):
                 self._move_to(taker, unit)
                 return True
         return False
@@ -313,7 +372,7 @@ class Packing(OnBook):
             for taker in takers:
                 if taker is giver:
                     break
-                if unit := giver.unit(min(self.params.capacity // 4, taker.free)):
+                if unit := giver.unit(min(self.params.capacity // 4, taker.room)):
                     self._move_to(taker, unit)
                     return True
         return False
@@ -321,6 +380,18 @@ class Packing(OnBook):
 
 def _largest_first(item: Item) -> tuple[int, int]:
     return -item.num_blocks, item.order
+
+
+def _suits(item: Item, bin_: Bin) -> bool:
+    """Whether the table lets a request in beside those of a device, if there is room: one of class S or above beside
+    fillers, beside its like where one lacks, or beside an L that is alone; an L beside one S or M, too."""
+    if not item.is_big or not bin_.bigs:
+        return True
+    if item.size_class is SizeClass.L:
+        return len(bin_.bigs) == 1 and bin_.category is not SizeClass.L
+    if bin_.category is SizeClass.L:
+        return len(bin_.bigs) == 1
+    return bin_.category is item.size_class and not bin_.is_complete()
 
 
 def _total(unit: Sequence[Item]) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from jettison.memory.kvtransfers import MigrationKind
 from jettison.policy.moveprices import PriceParams
@@ -23,6 +24,15 @@ STEPS = 20
 capacity classes all sizes anew."""
 
 
+class Gather(StrEnum):
+    """What requests move for besides a device that overflows."""
+
+    SETTLE = "settle"
+    """To keep MELL's properties after every epoch: the fewest devices."""
+    CLOSE = "close"
+    """Only to close a device (``policy.packing.closing``): a third of the moves, for a few more devices."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackParams:
     """How running requests are packed."""
@@ -36,6 +46,11 @@ class PackParams:
     tokens."""
     kinds: frozenset[MigrationKind] = frozenset(MigrationKind)
     """Kinds in which requests may go; with both, each goes as is best for it and for the others."""
+    fill: float = 0.75
+    """Of ``PackingParams``."""
+    gather: Gather = Gather.SETTLE
+    saves_idle: bool = False
+    """An emptied device counts as saved even where it stays awake: it is given back (MELL terminates idle devices)."""
     priorities: Priorities = field(default_factory=Priorities)
     prices: PriceParams = field(default_factory=PriceParams)
     retry_s: float = 1.0
@@ -71,11 +86,13 @@ def devices_needed(num_active: int, unplaced_blocks: int, capacity: int) -> int:
 
 
 def breaks_ttft(ahead_tokens: int, prompt_tokens: int, tokens_per_s: float | None, ttft_s: float | None) -> bool:
-    """Whether the prompts ahead of a newcomer and its own take more than ``AHEAD_SHARE`` of the objective. With no
-    prompt ahead the newcomer is no better off anywhere else. False while rates or objectives are not known."""
-    if not ahead_tokens or tokens_per_s is None or ttft_s is None:
+    """Whether the prompts ahead of a newcomer and its own take more than ``AHEAD_SHARE`` of the objective or, with none
+    ahead, its own takes more than all of it: beside decodes a long prompt may. False while rates or objectives are not
+    known."""
+    if tokens_per_s is None or ttft_s is None:
         return False
-    return ahead_tokens + prompt_tokens > tokens_per_s * ttft_s * AHEAD_SHARE
+    share = AHEAD_SHARE if ahead_tokens else 1.0
+    return ahead_tokens + prompt_tokens > tokens_per_s * ttft_s * share
 
 
 def goes_on(*, destination_lacks: bool, is_landing: bool) -> bool:

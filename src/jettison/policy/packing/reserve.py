@@ -44,6 +44,12 @@ def reserved_blocks(
     return max(num_blocks, min(most, math.ceil(num_blocks + blocks_per_s * params.ahead_s)))
 
 
+def growth_blocks(blocks_per_s: float, params: ReserveParams) -> int:
+    """Blocks by which a request grows while its next reserve is used up: what a device that overflows should have left
+    for it, so that it does not overflow again at once. (Twice as much saves no more moves where they take time.)"""
+    return math.ceil(blocks_per_s * params.ahead_s)
+
+
 def plan_resizes(rows: Iterable[Growing], capacity: int, params: ReserveParams) -> list[Resize]:
     """Resizes for requests that use their reserve up before the next epoch is over: so the packing crosses a class
     limit before the request does. No size shrinks: a request only grows."""
@@ -52,5 +58,5 @@ def plan_resizes(rows: Iterable[Growing], capacity: int, params: ReserveParams) 
         if num_blocks + blocks_per_s * epoch_s > reserved:
             size = reserved_blocks(num_blocks, blocks_per_s, capacity, params)
             if size > reserved:
-                resizes.append(Resize(request_id, size))
+                resizes.append(Resize(request_id, size, growth_blocks(blocks_per_s, params)))
     return resizes

@@ -56,6 +56,11 @@ class Arrive(NamedTuple):
     shared_blocks: int = 0
     grip: Grip = Grip.FREE
     """Whether it may be moved, from the beginning."""
+    here: GroupId | None = None
+    """The device that holds its KV, which may be another than ``device`` while its move is owed; None: not told, and
+    moves are taken to be done at once."""
+    growth_blocks: int = 0
+    """Blocks by which it grows in the time for which a device that gives requests away should have room afterwards."""
 
 
 class Depart(NamedTuple):
@@ -69,6 +74,8 @@ class Resize(NamedTuple):
 
     request_id: RequestId
     num_blocks: int
+    growth_blocks: int = 0
+    """As of ``Arrive``."""
 
 
 Operation: TypeAlias = Arrive | Depart | Resize
@@ -112,6 +119,28 @@ class Plan:
     def num_moved_blocks(self) -> int:
         """Blocks that the moves carry."""
         return sum(move.num_blocks for move in self.moves)
+
+
+class Work(NamedTuple):
+    """The second dimension of a device: what its requests add to the time of a step, in nanoseconds (beyond MELL, whose
+    devices have memory alone)."""
+
+    per_request: int
+    per_block: int
+    most: int
+    """What all of them may add together."""
+
+    def room(self, num_requests: int, num_blocks: int, most: int) -> int:
+        """Blocks that one more request may have beside so many requests with so many blocks, at most ``most``; below 1:
+        none fits."""
+        left = self.most - self.per_request * (num_requests + 1) - self.per_block * num_blocks
+        if left < 0:
+            return min(0, most)
+        return min(most, left // self.per_block) if self.per_block else most
+
+    def is_about(self, other: Work | None) -> bool:
+        """Whether the other is the same to a tenth, so that no device has to be looked at anew."""
+        return other is not None and all(10 * abs(a - b) <= max(a, b) for a, b in zip(self, other, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +197,9 @@ class Packer(Protocol):
 
     def pin(self, request_id: RequestId, grip: Grip) -> None:
         """Say whether a request may be moved from now on. Raises KeyError."""
+
+    def live_at(self, request_id: RequestId, device: GroupId) -> None:
+        """Say which device holds a request's KV from now on. Raises KeyError."""
 
     def set_taking(self, device: GroupId, is_taking: bool) -> None:
         """Say whether a device is packed: a merged group, a sleeping or draining device takes and gives nothing."""

@@ -16,8 +16,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from jettison.core.ladder.packing.growing import Growths, growth_rates, held_blocks, size_of
-from jettison.core.ladder.packing.newcomers import comes_in_time, has_room
+from jettison.core.ladder.packing.newcomers import fits_compute, has_room
 from jettison.core.ladder.packing.packable import Packable
+from jettison.core.ladder.packing.pools import Pools
 from jettison.core.ladder.packing.seats import Pool, Seat, Seats, arrival, arrival_again
 from jettison.core.ladder.prompts import num_for_arrivals
 from jettison.core.load.views import Loads
@@ -26,14 +27,13 @@ from jettison.core.moving.moves import Moves
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
+from jettison.policy.packing.closing import CLOSES_EVERY, plan_closing
 from jettison.policy.packing.lost import devices_lost
 from jettison.policy.packing.mell import Packing
-from jettison.policy.packing.named import PACKERS
-from jettison.policy.packing.params import PackParams, devices_needed, head_room_blocks
+from jettison.policy.packing.params import Gather, PackParams, devices_needed
 from jettison.policy.packing.reserve import Growing, ReserveParams, plan_resizes
-from jettison.policy.packing.types import Depart, Grip, PackingParams
-from jettison.policy.slo import objectives
-from jettison.types import GroupId, RequestId
+from jettison.policy.packing.types import Depart, Grip
+from jettison.types import NANOSECONDS, GroupId, RequestId
 
 MOST_ASKED = 64
 """Most groups asked for their rate of prompts where the mean is wanted: each asks the predictor for a search."""
@@ -55,14 +55,14 @@ class Desired:
         self._loads = loads
         self._migrations = migrations
         cluster.changes.stirred = set()
-        self._pools: dict[int, Pool] = {}
-        """By the number of blocks of their groups."""
         self._seats = Seats()
         self._growths = Growths(self._seats)
         self._packable = Packable(cluster, moves)
+        self._pools = Pools(cluster, loads, self._packable, self._seats, self._growths)
         self._stale: set[GroupId] = set()
         """Groups in which requests may have ended since the last pass."""
-        self.packer_name: str | None = None
+        self._closes_ns = 0
+        """From when on groups are looked for that can be emptied, where nothing else is gathered."""
 
     @property
     def _params(self) -> PackParams:
@@ -75,11 +75,11 @@ class Desired:
 
     def devices(self) -> set[GroupId]:
         """Ids of the groups that are packed, of all pools."""
-        return {device for pool in self._pools.values() for device in pool.devices}
+        return {device for pool in self._pools.by_size.values() for device in pool.devices}
 
     def active(self) -> set[GroupId]:
         """Ids of the groups in which some request should live."""
-        return {device for pool in self._pools.values() for device in pool.packer.active}
+        return {device for pool in self._pools.by_size.values() for device in pool.packer.active}
 
     def closed(self) -> frozenset[GroupId]:
         """Ids of the packed groups where no online request should live, and none lives or waits."""
@@ -87,13 +87,19 @@ class Desired:
         empty = (self.devices() - self.active()) & groups.keys()
         return frozenset(g for g in empty if not groups[g].queues.serves_online and not groups[g].queues.waiting)
 
+    def spares(self) -> list[GroupId]:
+        """Ids of the packed groups where no online request should live, those first where some do."""
+        groups = self._cluster.groups
+        empty = (self.devices() - self.active()) & groups.keys()
+        return sorted(empty, key=lambda g: (not groups[g].queues.serves_online, g))
+
     def num_needed(self) -> int:
         """Groups that the packings and requests kept out of them take, at least as many as arriving prompts take."""
-        cluster, num_active = self._cluster, sum(len(pool.packer.active) for pool in self._pools.values())
+        cluster, num_active = self._cluster, sum(len(pool.packer.active) for pool in self._pools.by_size.values())
         out = [s for g in self._loads.kept_out if g in cluster.groups for s in cluster.groups[g].queues.waiting]
         waiting = [s for s in (*out, *cluster.unplaced_online()) if s.request_id not in self._seats.by_id]
         num_blocks = sum(cluster.limits.blocks_for(s.num_tokens) for s in waiting)
-        largest = max((pool.capacity for pool in self._pools.values()), default=0)
+        largest = max((pool.capacity for pool in self._pools.by_size.values()), default=0)
         num_packed = devices_needed(num_active, num_blocks, largest) if largest else num_active
         some = islice(cluster.groups.values(), 0, None, -(-len(cluster.groups) // MOST_ASKED) or 1)
         return max(num_packed, num_for_arrivals(cluster, self._loads, some))
@@ -115,7 +121,7 @@ class Desired:
         """(number of packed groups where online requests live, share of their blocks that all requests there hold,
         offline ones included); (0, 0.0) where there is none."""
         groups, num, num_held, num_blocks = self._cluster.groups, 0, 0, 0
-        for pool in self._pools.values():
+        for pool in self._pools.by_size.values():
             for device in pool.devices:
                 group = groups.get(device)
                 if group is not None and group.queues.serves_online:
@@ -140,7 +146,7 @@ class Desired:
 
     def capacity_of(self, group_id: GroupId) -> int:
         """Blocks of a packed group that may be filled: all but head-room. Raises StopIteration for other groups."""
-        return next(pool.capacity for pool in self._pools.values() if group_id in pool.devices)
+        return next(pool.capacity for pool in self._pools.by_size.values() if group_id in pool.devices)
 
     def growth_blocks(self, group_id: GroupId) -> int:
         """Blocks by which one request of the group grows while its reserve looks ahead; 0: rate not known."""
@@ -149,16 +155,16 @@ class Desired:
     def migrates(self, group_id: GroupId) -> bool:
         """Whether a packed group's packer lets running requests migrate, as KV or as tokens. False, for best-fit and
         worst-fit: they are preempted, and computed again elsewhere. Raises StopIteration for any other group."""
-        packer = next(pool.packer for pool in self._pools.values() if group_id in pool.devices)
+        packer = next(pool.packer for pool in self._pools.by_size.values() if group_id in pool.devices)
         return bool(getattr(packer, "migrates", True))
 
     def is_saturated(self, group_id: GroupId) -> bool:
         """Whether a packed group's pool is so full that moves save no group. Raises StopIteration for others."""
-        return next(pool.is_saturated for pool in self._pools.values() if group_id in pool.devices)
+        return next(pool.is_saturated for pool in self._pools.by_size.values() if group_id in pool.devices)
 
     def may_relieve(self, group: Group) -> bool:
         """Whether the group is packed now, by a packer that moves running requests."""
-        pool = self._pools.get(group.blocks.capacity)
+        pool = self._pools.by_size.get(group.blocks.capacity)
         if pool is None or group.group_id not in pool.devices or not self._packable.is_packed(group):
             return False
         return self.migrates(group.group_id)
@@ -184,7 +190,7 @@ class Desired:
         """Bring the desired placement up to date with all that has happened since, in one plan for each pool."""
         # Groups may have come, gone or changed their memory: those that are gone give their requests up, which are then
         # stirred, so this comes before anything is looked at.
-        self._update_pools()
+        self._pools.update(self._stirred)
         moving = {m.state.request_id for m in self._migrations.under_way}
         looked_at, gone = self._look_at(self._stirred | self._seats.restless | moving)
         # From here on changes are for the next pass. A request that ended is among the stirred ones, and so among gone.
@@ -193,7 +199,7 @@ class Desired:
         fresh: list[tuple[Seat, RequestState]] = []
         grown: list[tuple[Pool, Group, list[RequestState]]] = []
         rate_of, reserve, groups = growth_rates(self._cluster), self._params.reserve, self._cluster.groups
-        for pool in self._pools.values():
+        for pool in self._pools.by_size.values():
             due = self._growths.look([groups[device] for device in pool.devices], rate_of, reserve.epoch_s)
             pool.fastest_per_s = None  # growth has just been measured anew
             # In order of groups: the packer's decisions depend on the order of its operations.
@@ -215,20 +221,37 @@ class Desired:
         for pool, group, states in grown:
             self._resize(pool, group, states, reserve)
         # One plan for all of it: arrivals, departures and growth of a pass are a batch to the packer.
-        for pool in self._pools.values():
+        for pool in self._pools.by_size.values():
             self._seats.apply(pool)
             pool.is_saturated = pool.gathers and -(-pool.num_reserved // pool.capacity) >= len(pool.devices)
         for seat, state in fresh:
             self._set_grip(seat, state, moving, now_ns)
             self._growths.arm([seat], [state], self._cluster.groups[seat.group_id])
         self._stale.clear()
+        if now_ns >= self._closes_ns and self._params.gather is Gather.CLOSE:
+            self._closes_ns = now_ns + round(CLOSES_EVERY * self._params.epoch_s * NANOSECONDS)
+            for pool in self._pools.by_size.values():
+                self._close_some(pool)
+
+    def _close_some(self, pool: Pool) -> None:
+        """Have groups of a pool be emptied, for as long as the requests of one fit elsewhere as they stand."""
+        while pool.closes and not pool.is_saturated:
+            placed = {device: pool.packer.requests_on(device) for device in pool.packer.active}
+            pinned = {r for sizes in placed.values() for r in sizes if self._seats.by_id[r].grip is Grip.PINNED}
+            moves = plan_closing(placed, pool.capacity, pinned)
+            for move in moves:
+                seat = self._seats.by_id[move.request_id]
+                pool.batch += [Depart(move.request_id), arrival_again(seat, move.destination)]
+            if not moves:
+                return
+            self._seats.apply(pool)
 
     def _look_at(
         self, request_ids: Iterable[RequestId]
     ) -> tuple[dict[GroupId, list[RequestState]], list[RequestId]]:
         """(those of these requests that are packed where they are, by group; ids of the others with a seat)."""
         cluster = self._cluster
-        pool_of = {device: pool for pool in self._pools.values() for device in pool.devices}
+        pool_of = {device: pool for pool in self._pools.by_size.values() for device in pool.devices}
         found: defaultdict[GroupId, list[RequestState]] = defaultdict(list)
         gone: list[RequestId] = []
         for request_id in request_ids:
@@ -297,7 +320,7 @@ class Desired:
         ]
         resizes = plan_resizes(rows, pool.capacity, params)
         for resize in resizes:
-            self._seats.resize(by_id[resize.request_id], resize.num_blocks)
+            self._seats.resize(by_id[resize.request_id], resize)
         pool.batch += resizes
         self._growths.arm(seats, states, group)
 
@@ -320,68 +343,8 @@ class Desired:
             self._seats.grip(seat, Grip.HELD)
             seat.held_until_ns = until_ns
             seat.pool.batch += [Depart(seat.request_id), arrival_again(seat, seat.group_id)]
-        for pool in self._pools.values():
+        for pool in self._pools.by_size.values():
             self._seats.apply(pool)
-
-    def _update_pools(self) -> None:
-        """Bring the pools up to date, one for each size of groups that may be packed now; packers take in what is
-        pending. Requests of a pool that is dropped or made anew (no groups, another packer or head-room), and of groups
-        that left, lose their seats; they, and online requests of groups that came, are stirred for the next look."""
-        params = self._params
-        if self.packer_name != params.packer:
-            self.packer_name = params.packer
-            for full in list(self._pools):
-                self._forget_pool(full)
-        cluster, found = self._cluster, self._packable.by_size()
-        for full in self._pools.keys() - found.keys():
-            self._forget_pool(full)
-        for full in sorted(found, reverse=True):
-            pool = self._pool_with_room(full)
-            if found[full] is pool.devices:
-                self._seats.apply(pool)
-                continue
-            for device in sorted(found[full] - pool.devices):
-                pool.packer.set_taking(device, True)
-                online = cluster.groups[device].queues.online_requests()
-                self._stirred.update(state.request_id for state in online)
-            self._seats.apply(pool)  # a request that has left is on no device
-            for device in sorted(pool.devices - found[full]):
-                self._stirred.update(self._seats.here[device])
-                for request_id in pool.packer.requests_on(device):
-                    self._stirred.add(request_id)
-                    self._seats.leave(request_id)
-                pool.packer.set_taking(device, False)
-                self._growths.forget(device)
-                self._seats.here.pop(device, None)
-            pool.devices = found[full]
-
-    def _pool_with_room(self, full: int) -> Pool:
-        """The pool of groups with ``full`` blocks; a new and empty one if there is none or its head-room changes."""
-        params, pool = self._params, self._pools.get(full)
-        traffic = self._loads.traffic.traffic()
-        tokens_per_s = 0.0 if traffic is None else traffic.requests_per_s * traffic.prompt_tokens
-        ttft_s = objectives(self._cluster.params.offline.slo, self._cluster.predictor).ttft_s
-        head_room = head_room_blocks(
-            params, full, None if pool is None else pool.head_room,
-            tokens_per_s / self._cluster.limits.block_size, ttft_s,
-        )
-        if pool is None or pool.head_room != head_room:
-            if pool is not None:
-                self._forget_pool(full)
-            packing = PackingParams(capacity=max(1, full - head_room), priorities=params.priorities)
-            make = PACKERS[params.packer]
-            packer = Packing(packing, (), self._packable.machine_of) if make is Packing else make(packing, ())
-            pool = self._pools[full] = Pool(packer, full, head_room)
-        return pool
-
-    def _forget_pool(self, full: int) -> None:
-        """Drop the pool of groups with ``full`` blocks; its requests lose their seats, and are stirred."""
-        pool = self._pools.pop(full)
-        for request_id in [r for r, seat in self._seats.by_id.items() if seat.pool is pool]:
-            self._stirred.add(request_id)
-            self._seats.leave(request_id)
-        for device in pool.devices:
-            self._growths.forget(device)
 
     # --- seats ------------------------------------------------------------------------------------------------
 
@@ -400,10 +363,11 @@ class Desired:
     def _take_seat(self, state: RequestState, pool: Pool, group: Group) -> Seat:
         """Give the request a new seat in the group where it is; the packer learns of it with the next plan."""
         held, rate = held_blocks(self._cluster.limits, state), self._growths.rates[group.group_id]
-        num_blocks = size_of(self._cluster, state, pool.capacity, held, rate)
+        size = size_of(self._cluster, state, pool.capacity, held, rate)
         self._join(state, pool, group)
-        pool.batch.append(arrival(state.request_id, num_blocks, pool, group.group_id))
-        return self._seats.take(state.request_id, pool, group.group_id, num_blocks)
+        arrive = arrival(pool, size, group.group_id)
+        pool.batch.append(arrive)
+        return self._seats.take(arrive, pool, group.group_id)
 
     def _join(self, state: RequestState, pool: Pool, group: Group) -> None:
         """Take the request into the prefixes of its pool (``group``: any of it), before its arrival. Another request
@@ -419,27 +383,33 @@ class Desired:
     def _set_grip(self, seat: Seat, state: RequestState, moving: set[RequestId], now_ns: int) -> None:
         """Set whether the packing may move a request: not one that prefills, moves or is stored; hardly a held one."""
         if state.request_id in moving or (state.phase is not Phase.WAITING and not may_go(state)):
-            grip = Grip.PINNED
+            grip, lasts = Grip.PINNED, False
+        elif seat.held_until_ns > now_ns:
+            grip, lasts = Grip.HELD, False
         else:
-            grip = Grip.HELD if seat.held_until_ns > now_ns else Grip.FREE
-        if grip is not seat.grip:
-            self._seats.grip(seat, grip)
+            lasts = seat.pool.closes
+            grip = Grip.HELD if lasts else Grip.FREE
+        is_new = grip is not seat.grip
+        if is_new or lasts:
+            self._seats.grip(seat, grip, lasts=lasts)
+        if is_new:
             seat.pool.packer.pin(state.request_id, grip)
 
     # --- arrivals ---------------------------------------------------------------------------------------------
 
-    def place(self, state: RequestState) -> GroupId | None:
+    def place(self, state: RequestState, *, only_in_use: bool = False) -> GroupId | None:
         """The group that the packing chooses for a newcomer, if it would get its first token in time there and memory
-        is free; else another group in use. None: no packed group takes it, or packing could empty none."""
+        is free; else another group in use. ``only_in_use``: that one at once. None: no packed group takes it, or
+        packing could empty none."""
         self._leave_ended()
-        if not self._pools:
-            self._update_pools()
+        if not self._pools.by_size:
+            self._pools.update(self._stirred)
         if self._seats.get(state.request_id) is not None:
             self._seats.leave(state.request_id)
-        if all(pool.is_saturated for pool in self._pools.values()):  # no placement empties a group
+        if all(pool.is_saturated for pool in self._pools.by_size.values()):  # no placement empties a group
             return None
         blocks = self._cluster.limits.blocks_for(state.num_tokens)
-        for _, pool in sorted(self._pools.items(), reverse=True):
+        for _, pool in sorted(self._pools.by_size.items(), reverse=True):
             if blocks > pool.full:
                 continue
             if pool.fastest_per_s is None:
@@ -449,24 +419,31 @@ class Desired:
             if group is None:
                 continue
             self._join(state, pool, group)
-            pool.batch.append(arrival(state.request_id, size, pool))
+            arrive = arrival(pool, size)
+            pool.batch.append(arrive)
             if state.request_id in self._seats.apply(pool):
                 pool.prefixes.leave(state.request_id)
                 continue
             device = pool.packer.device_of(state.request_id)
-            if not self.takes(device, state):
+            if only_in_use or not self.takes(device, state):
                 pool.batch.append(Depart(state.request_id))
                 self._seats.apply(pool)
-                others = [d for d in pool.packer.active if self.takes(d, state)]
+                others = [d for d in self._in_use(pool) if self.takes(d, state)]
                 if not others:
                     pool.prefixes.leave(state.request_id)
                     continue
                 device = min(others, key=lambda d: (self._cluster.groups[d].blocks.num_free, d))
-                pool.batch.append(arrival(state.request_id, size, pool, device))
+                pool.batch.append(arrive._replace(device=device))
                 self._seats.apply(pool)
-            self._seats.take(state.request_id, pool, device, size)
+            self._seats.take(arrive, pool, device)
+            pool.packer.live_at(state.request_id, device)
             return device
         return None
+
+    def _in_use(self, pool: Pool) -> set[GroupId]:
+        """A pool's groups where some online request should live, or does."""
+        groups = self._cluster.groups
+        return {*pool.packer.active, *(d for d in pool.devices if d in groups and groups[d].queues.serves_online)}
 
     def _leave_ended(self) -> None:
         """Take the seats of requests that have ended in touched groups away."""
@@ -484,11 +461,11 @@ class Desired:
         if group is None or not self._packable.is_packed(group):
             return False
         cluster.catch_up(group_id)
-        return has_room(cluster, group, state) and comes_in_time(cluster, group, state)
+        return has_room(cluster, group, state) and fits_compute(cluster, group, state)
 
     def check(self) -> None:
         """Every seat is in its pool's packing, no other request is, and sums agree. Raises AssertionError otherwise."""
-        for pool in self._pools.values():
+        for pool in self._pools.by_size.values():
             packed = {r for d in pool.packer.active for r in pool.packer.requests_on(d)}
             left = {o.request_id for o in pool.batch if isinstance(o, Depart)}
             seats = {r: seat for r, seat in self._seats.by_id.items() if seat.pool is pool}

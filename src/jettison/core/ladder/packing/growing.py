@@ -13,7 +13,8 @@ from jettison.core.serving.group import Group
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.state import ClusterState
 from jettison.cost.stepwork import step_of
-from jettison.policy.packing.reserve import reserved_blocks
+from jettison.policy.packing.reserve import growth_blocks, reserved_blocks
+from jettison.policy.packing.types import Resize
 from jettison.types import GroupId
 
 SPARE_ENTRIES = 64
@@ -39,13 +40,14 @@ def held_blocks(limits: SchedulerLimits, state: RequestState) -> int:
     return -(-state.num_tokens // limits.block_size) or 1
 
 
-def size_of(cluster: ClusterState, state: RequestState, capacity: int, num_blocks: int, rate: float) -> int:
-    """Size in blocks with which a packing takes a request that holds ``num_blocks`` and grows by ``rate`` blocks a
-    second: with a reserve, at most the capacity. Raises AssertionError where nothing is packed."""
+def size_of(cluster: ClusterState, state: RequestState, capacity: int, num_blocks: int, rate: float) -> Resize:
+    """The size with which a packing takes a request that holds ``num_blocks`` and grows by ``rate`` blocks a second:
+    with a reserve, at most the capacity. Raises AssertionError where nothing is packed."""
     limits, packing = cluster.limits, cluster.params.packing
     assert packing is not None, "nothing is packed"
     most = limits.blocks_for(min(state.num_prompt + state.request.params.max_tokens, limits.max_model_len))
-    return min(reserved_blocks(num_blocks, rate, capacity, packing.reserve, most), capacity)
+    size = min(reserved_blocks(num_blocks, rate, capacity, packing.reserve, most), capacity)
+    return Resize(state.request_id, size, growth_blocks(rate, packing.reserve))
 
 
 class Growths:

@@ -25,11 +25,10 @@ def has_room(cluster: ClusterState, group: Group, state: RequestState) -> bool:
     return num_served + len(queues.waiting) < group.max_running
 
 
-def comes_in_time(cluster: ClusterState, group: Group, state: RequestState) -> bool:
-    """Whether the prompts ahead of a newcomer in the group, and its own, leave it its objective for the first token;
-    True where none is ahead, or too little is known."""
+def fits_compute(cluster: ClusterState, group: Group, state: RequestState) -> bool:
+    """Whether the group's steps have the time for a newcomer: beside the requests that decode there, the prompts ahead
+    and its own leave it its objective for the first token. True where too little is known. A rung that wakes sleepers
+    for long prompts can ask this of every group that is awake."""
     ahead = group.queues.queued_tokens() + group.queues.unfinished_tokens()
-    if not ahead:
-        return True
     ttft_s = objectives(cluster.params.offline.slo, cluster.predictor).ttft_s
     return not breaks_ttft(ahead, state.num_tokens, prompt_rate_of(cluster, group), ttft_s)

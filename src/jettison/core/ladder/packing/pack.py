@@ -10,15 +10,16 @@ Every epoch, and at once where a group is about to run out of memory, the desire
                                   it is computed again where it should live
 
 Under pressure none of these begins: memory is for requests that wait. Where memory keeps the head of a queue out,
-running requests make room for it (``policy.relief``), if together the groups have room. Newcomers go where the packing
-wants them, without pressure and while packing could empty a group at all.
+running requests make room for it (``policy.relief``), if the groups in use have room together; else an empty group is
+taken into use, and only by this rung. Newcomers go where the packing wants them, without pressure and while packing
+could empty a group at all.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,8 +27,9 @@ from jettison.core.advice import Going, WantedMove
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.packing.desired import Desired, Owed
-from jettison.core.ladder.packing.packprices import worth_of
+from jettison.core.ladder.packing.packprices import saves_any, worth_of
 from jettison.core.ladder.packing.relief import Reliefs
+from jettison.core.ladder.packing.told import Told
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import Passage
@@ -45,9 +47,6 @@ EARLY_STEPS = 16
 
 LEAST_EPOCHS = 0.1
 """Least part of an epoch before the next one, however short of memory groups are: moves have to take effect first."""
-
-LOST_S = 10.0
-"""Seconds between two counts of the groups that refused moves cost: each packs all requests anew."""
 
 KEPT_OUT = "memory keeps the head of a queue out"
 """The pressure that moves can do something about."""
@@ -99,7 +98,8 @@ class PackRung(Rung):
         self._state, self._loads, self._migrations = means.state, means.loads, means.migrations
         self.desired = Desired(means.state, means.loads, means.moves, means.migrations)
         self._reliefs = Reliefs(
-            means.state, means.loads, means.migrations, self.desired.may_relieve, self.desired.growth_blocks
+            means.state, means.loads, means.migrations, self.desired.may_relieve, self.desired.growth_blocks,
+            self.closed,
         )
         self._relieving: set[RequestId] = set()
         """Requests of its migrations that make room for the head of a queue."""
@@ -118,14 +118,8 @@ class PackRung(Rung):
         """By request: epochs in which neither link nor destination had room for its move."""
         self._leaving: dict[RequestId, tuple[GroupId, Preemption]] = {}
         """By request that is to be computed again elsewhere as soon as no step has it: the group, and why."""
-        self._refused: dict[RequestId, tuple[float, float]] = {}
-        """By request whose move the last epoch refused: what the move costs and saves, device-seconds."""
         self._num_owed = 0
-        self._num_lost = 0
-        """Groups that refused moves cost when they were counted last."""
-        self._lost_due_ns = 0
-        """The time from which on they are counted again."""
-        self._last_told: Mapping[str, object] = {}
+        self._told = Told(self.desired)
 
     @property
     def _params(self) -> PackParams:
@@ -160,13 +154,20 @@ class PackRung(Rung):
         """Ids of the packed groups where no online request should live, and none lives or waits."""
         return self.desired.closed()
 
+    def shut(self) -> Set[GroupId]:
+        """The closed groups, while relief opens them for every queue that memory keeps out; else empty."""
+        kept_out = [group for g in self._loads.kept_out if (group := self._state.groups.get(g)) is not None]
+        if self.pressure() not in (None, KEPT_OUT) or not all(map(self.desired.may_relieve, kept_out)):
+            return frozenset()
+        return frozenset(group_id for group_id in self.closed() if self.desired.migrates(group_id))
+
     def gauges(self) -> Mapping[str, float]:
         """Groups ("devices") needed and used, moves owed, share of blocks used, and groups lost to refused moves."""
         num_used, share_used = self.desired.used()
         return {
             "devices_needed": self.desired.num_needed(), "devices_used": num_used,
             "packing_owed": self._num_owed, "packing_utilisation": share_used,
-            "packing_lost": self._num_lost,
+            "packing_lost": self._told.num_lost,
         }
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:
@@ -175,11 +176,12 @@ class PackRung(Rung):
         self.desired.note_touched(group_ids)
 
     def place(self, state: RequestState) -> GroupId | None:
-        """The group in which a newcomer is to be queued; None, for dispatch to choose: it is offline, memory is short,
-        or the packing has no group for it."""
-        if state.is_offline or self.pressure() is not None:
+        """The group in which a newcomer is to be queued; None, for dispatch to choose: it is offline, the packing has
+        no group for it, or memory is short and no group in use takes it."""
+        pressure = None if state.is_offline else self.pressure()
+        if state.is_offline or pressure not in (None, KEPT_OUT):
             return None
-        return self.desired.place(state)
+        return self.desired.place(state, only_in_use=pressure is not None)
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
@@ -247,7 +249,7 @@ class PackRung(Rung):
         owed = list(self.desired.owed())
         begun: Counter[str] = Counter()
         if is_new:
-            self._refused.clear()
+            self._told.refused.clear()
             known = {o.state.request_id for o in owed}
             self._retry_ns = {r: at_ns for r, at_ns in self._retry_ns.items() if r in known}
             self._num_waited = Counter({r: n for r, n in self._num_waited.items() if r in known})
@@ -258,16 +260,8 @@ class PackRung(Rung):
                 yield offer
         self._num_owed = sum(1 for o in self.desired.owed() if not self._migrations.is_moving(o.state))
         if is_new:
-            self._count_lost(now_ns)
+            self._told.count_lost(now_ns)
             yield from self._tell(pressure, begun, is_early, now_ns)
-
-    def _count_lost(self, now_ns: int) -> None:
-        """Count the groups that refused moves cost, if it is time; 0 where no move is refused."""
-        if not self.desired.refuses():
-            self._num_lost = 0
-        elif now_ns >= self._lost_due_ns:
-            self._num_lost = self.desired.num_lost()
-            self._lost_due_ns = now_ns + round(LOST_S * NANOSECONDS)
 
     def _offers(self, owed: Sequence[Owed], now_ns: int) -> Iterator[PackOffer]:
         """Yield owed moves that can begin now. Where a packer does not migrate, note requests to be computed again."""
@@ -295,15 +289,17 @@ class PackRung(Rung):
             by_source[o.source.group_id].append(o)
         worthy: list[Owed] = []
         refused: list[RequestId] = []
+        saves = bool(owed) and saves_any(self._state)
         for group_id, moves in by_source.items():
             is_relief = self._lacks_room(moves[0].source)
             capacity = self.desired.capacity_of(group_id)
-            worth = worth_of(self._state, self._loads, moves, capacity, empties=self.desired.empties(group_id))
+            empties = self.desired.empties(group_id)
+            worth = worth_of(self._state, self._loads, moves, capacity, empties=empties, saves=saves)
             if worth is None or worth.is_worth or is_relief:
                 worthy += moves
                 continue
             refused += [o.state.request_id for o in moves]
-            self._refused |= {o.state.request_id: (worth.cost_s, worth.saved_s) for o in moves}
+            self._told.refused |= {o.state.request_id: (worth.cost_s, worth.saved_s) for o in moves}
         if refused:
             self._state.counters.packing_refused += len(refused)
             self.desired.hold(refused, now_ns + round(self._params.held_s * NANOSECONDS))
@@ -317,11 +313,13 @@ class PackRung(Rung):
         for o in owed:
             by_pool[o.source.blocks.capacity].append(o)
         for capacity, moves in by_pool.items():
-            spares = sorted(d for d in self.desired.closed() if groups[d].blocks.capacity == capacity)
+            spares = [d for d in self.desired.spares() if groups[d].blocks.capacity == capacity]
             yield from self._ordered_with(moves, spares)
 
     def _ordered_with(self, owed: Sequence[Owed], spares: Sequence[GroupId]) -> Iterator[Owed]:
-        """Yield the moves of one pool that have room now, perhaps in a spare group; others are to be computed again."""
+        """Yield the moves of one pool that have room now. In a circle of moves for which none has room, the requests of
+        a group that lacks room go by way of a spare group, or are to be computed again; others wait.
+        """
         groups = self._state.groups
         by_id = {o.state.request_id: o for o in owed}
         devices = {g.group_id for o in owed for g in (o.source, o.destination)}.union(spares)
@@ -333,6 +331,9 @@ class PackRung(Rung):
             if step.wave > 0:
                 return
             o = by_id[step.move.request_id]
+            is_aside = step.way is not MoveMode.LIVE or step.move.destination != o.destination.group_id
+            if is_aside and not self._lacks_room(o.source):
+                continue
             if step.way is MoveMode.LIVE:
                 yield o._replace(destination=groups[step.move.destination])
             else:
@@ -480,20 +481,12 @@ class PackRung(Rung):
     def _tell(self, pressure: str | None, begun: Counter[str], is_early: bool, now_ns: int) -> Iterator[Record]:
         """Yield the record of an epoch, unless it began nothing and came to the same as the last one."""
         gauges = self.gauges()
-        told: dict[str, object] = {
+        yield from self._told.epoch({
             "needed": gauges["devices_needed"], "used": gauges["devices_used"], "closed": sorted(self.closed()),
             "queued": begun[How.QUEUED], "migrated": begun[How.MIGRATED], "owed": self._num_owed,
-            "lost": self._num_lost, "utilisation": round(gauges["packing_utilisation"], 4), "pressure": pressure,
+            "lost": self._told.num_lost, "utilisation": round(gauges["packing_utilisation"], 4), "pressure": pressure,
             "early": is_early,
-        }
-        if self._refused:
-            told["refused"] = [
-                {"request": r, "cost_device_s": cost_s, "saved_device_s": saved_s}
-                for r, (cost_s, saved_s) in sorted(self._refused.items())
-            ]
-        if {k: v for k, v in told.items() if k != "utilisation"} != self._last_told or begun:
-            self._last_told = {k: v for k, v in told.items() if k != "utilisation"}
-            yield Record("packed", now_ns, told)
+        }, now_ns, is_news=bool(begun))
 
     def check(self) -> None:
         """The books of the desired placement agree. Raises AssertionError otherwise."""

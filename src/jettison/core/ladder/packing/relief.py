@@ -31,10 +31,12 @@ class Reliefs:
 
     def __init__(
         self, state: ClusterState, loads: Loads, migrations: Migrations, may_take_part: Callable[[Group], bool],
-        growth_blocks: Callable[[GroupId], int],
+        growth_blocks: Callable[[GroupId], int], closed: Callable[[], Set[GroupId]],
     ) -> None:
         """``may_take_part``: whether running requests may leave a group and come to it. ``growth_blocks``: blocks by
-        which one request of a group grows in the time that packing looks ahead."""
+        which one request of a group grows in the time that packing looks ahead. ``closed``: the groups that take part
+        only where the others have no room, as no online request lives there."""
+        self._closed = closed
         self._state, self._loads, self._migrations = state, loads, migrations
         self._may_take_part, self._growth_blocks = may_take_part, growth_blocks
 
@@ -57,7 +59,9 @@ class Reliefs:
             staying = {r for r, at_ns in not_before_ns.items() if at_ns > now_ns}
             staying.update(passage.state.request_id for passage in self._migrations.under_way)
             holders = [self._holder(g, head, num, leaving[g.group_id], staying) for g, num in free.items()]
-            relief = plan_relief(head_blocks, holders)
+            closed = self._closed()
+            relief = plan_relief(head_blocks, [h for h in holders if h.group_id not in closed])
+            relief = relief or plan_relief(head_blocks, holders)
             if relief is not None:
                 yield LetIn(head, group, relief)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jettison.core.ladder.packing.prefixes import Prefixes
-from jettison.policy.packing.types import Arrive, Depart, Grip, Operation, Packer
+from jettison.policy.packing.types import Arrive, Depart, Grip, Operation, Packer, Resize
 from jettison.types import GroupId, RequestId
 
 
@@ -30,6 +30,8 @@ class Pool:
     """Blocks of each group."""
     head_room: int
     """Blocks of each group that packing leaves free."""
+    closes: bool = False
+    """Whether requests move only to empty a group, or out of one that overflows: else they are all held."""
     devices: set[GroupId] = field(default_factory=set)
     batch: list[Operation] = field(default_factory=list)
     """Operations for the next plan."""
@@ -66,6 +68,8 @@ class Seat:
     """Its size in the packing: with a reserve."""
     number: int
     """Its place in the order in which requests came to the packings."""
+    growth_blocks: int = 0
+    """As of ``Arrive``."""
     grip: Grip = Grip.FREE
     held_until_ns: int = 0
     armed: int = 0
@@ -80,9 +84,9 @@ class Seats:
         self.here: defaultdict[GroupId, set[RequestId]] = defaultdict(set)
         """By group: the requests whose ``Seat.group_id`` it is."""
         self.held: set[RequestId] = set()
-        """The requests with a ``Seat.grip`` of HELD."""
+        """The requests that are held because their move costs more than it saves."""
         self.restless: set[RequestId] = set()
-        """The requests with a ``Seat.grip`` other than FREE."""
+        """These, and the requests that cannot move now: nothing tells when that is over."""
         self.astray: set[RequestId] = set()
         """The requests that may live elsewhere than they should; some have arrived since."""
         self._next_number = 0
@@ -95,11 +99,14 @@ class Seats:
         """The seat of a request; None: it has none."""
         return self.by_id.get(request_id)
 
-    def take(self, request_id: RequestId, pool: Pool, group_id: GroupId, num_blocks: int) -> Seat:
-        """Give a request a new seat in a pool, and return it. The packer is not told."""
+    def take(self, arrive: Arrive, pool: Pool, group_id: GroupId) -> Seat:
+        """Give a request that arrives in a pool a new seat there, and return it. The packer is not told."""
+        request_id = arrive.request_id
         self._next_number += 1
-        seat = self.by_id[request_id] = Seat(request_id, pool, group_id, num_blocks, self._next_number)
-        pool.num_reserved += num_blocks
+        seat = self.by_id[request_id] = Seat(
+            request_id, pool, group_id, arrive.num_blocks, self._next_number, arrive.growth_blocks
+        )
+        pool.num_reserved += arrive.num_blocks
         self.here[group_id].add(request_id)
         self.astray.add(request_id)
         return seat
@@ -121,17 +128,19 @@ class Seats:
             self.here[seat.group_id].discard(seat.request_id)
             self.here[group_id].add(seat.request_id)
             seat.group_id = group_id
+            seat.pool.packer.live_at(seat.request_id, group_id)
 
-    def grip(self, seat: Seat, grip: Grip) -> None:
-        """Note whether the packing may move the request of this seat from now on. The packer is not told."""
-        seat.grip = grip
-        for some, belongs in ((self.held, grip is Grip.HELD), (self.restless, grip is not Grip.FREE)):
+    def grip(self, seat: Seat, grip: Grip, *, lasts: bool = False) -> None:
+        """Note whether the packing may move the request of this seat from now on. The packer is not told. ``lasts``: it
+        need not be looked at again for that, and is not held for the price of its move."""
+        seat.grip, is_held = grip, grip is Grip.HELD and not lasts
+        for some, belongs in ((self.held, is_held), (self.restless, is_held or grip is Grip.PINNED)):
             (some.add if belongs else some.discard)(seat.request_id)
 
-    def resize(self, seat: Seat, num_blocks: int) -> None:
-        """Set the size of a seat, in blocks. The packer is not told."""
-        seat.pool.num_reserved += num_blocks - seat.num_blocks
-        seat.num_blocks = num_blocks
+    def resize(self, seat: Seat, resize: Resize) -> None:
+        """Set the size of a seat. The packer is not told."""
+        seat.pool.num_reserved += resize.num_blocks - seat.num_blocks
+        seat.num_blocks, seat.growth_blocks = resize.num_blocks, resize.growth_blocks
 
     def in_order(self, request_ids: Iterable[RequestId]) -> list[Seat]:
         """The seats of those of these requests that have one, in the order in which they came to the packings."""
@@ -155,20 +164,23 @@ class Seats:
         """The sets agree with the seats. Raises AssertionError otherwise."""
         for request_id, seat in self.by_id.items():
             assert seat.request_id == request_id and request_id in self.here[seat.group_id], seat
-        assert self.held == {r for r, seat in self.by_id.items() if seat.grip is Grip.HELD}, "held"
-        assert self.restless == {r for r, seat in self.by_id.items() if seat.grip is not Grip.FREE}, "restless"
+        assert self.held <= {r for r, seat in self.by_id.items() if seat.grip is Grip.HELD}, "held"
+        pinned = {r for r, seat in self.by_id.items() if seat.grip is Grip.PINNED}
+        assert self.restless == self.held | pinned, "restless"
 
 
-def arrival(request_id: RequestId, num_blocks: int, pool: Pool, device: GroupId | None = None) -> Arrive:
-    """The operation by which a request comes to a pool's packing, with the prefix that it shares. ``device``: the group
-    where it lives already; None: the packing chooses one."""
-    shared = pool.prefixes.shared(request_id)
-    if shared is None:
-        return Arrive(request_id, num_blocks, device)
-    return Arrive(request_id, num_blocks, device, shared.key, min(shared.num_blocks, num_blocks))
+def arrival(pool: Pool, size: Resize, device: GroupId | None = None) -> Arrive:
+    """The operation by which a request of this size comes to a pool's packing, with the prefix that it shares.
+    ``device``: the group where it lives already; None: the packing chooses one."""
+    request_id, num_blocks, growth = size
+    arrive = Arrive(request_id, num_blocks, device, here=device, growth_blocks=growth)
+    if (shared := pool.prefixes.shared(request_id)) is None:
+        return arrive
+    return arrive._replace(share_key=shared.key, shared_blocks=min(shared.num_blocks, num_blocks))
 
 
 def arrival_again(seat: Seat, device: GroupId) -> Arrive:
     """The operation by which a request that has a seat comes to its packing once more, to live in the given group, with
     its present grip."""
-    return arrival(seat.request_id, seat.num_blocks, seat.pool, device)._replace(grip=seat.grip)
+    again = arrival(seat.pool, Resize(seat.request_id, seat.num_blocks, seat.growth_blocks), device)
+    return again._replace(grip=seat.grip, here=seat.group_id)

@@ -8,10 +8,13 @@ from collections.abc import Callable
 
 from jettison.core.ladder.prompts import num_for_arrivals
 from jettison.core.ladder.rung import Means
+from jettison.core.ladder.waking.backlog import PricedWork, as_fields
 from jettison.core.ladder.waking.duework import DueWork
-from jettison.core.ports import Action
+from jettison.core.ladder.waking.opening import Opening
+from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
-from jettison.policy.deadlines import may_go
+from jettison.policy.batchworth import num_worth
+from jettison.policy.deadlines import SLEEP_MARGIN, WAKE_MARGIN, may_go
 from jettison.policy.dozing import IdleGroup, choose_sleepers, next_patience
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
@@ -22,9 +25,16 @@ LEVEL = 2
 class Dozing:
     """Puts workers to sleep that no request needs. It remembers since when each group has had no online request."""
 
-    def __init__(self, means: Means, due_work: DueWork) -> None:
+    def __init__(
+        self, means: Means, due_work: DueWork, priced: PricedWork, opening: Opening, opening_s: Callable[[], float]
+    ) -> None:
+        """``opening_s``: seconds until a sleeper would serve again."""
         self._means = means
         self._due_work = due_work
+        self._priced = priced
+        self._opening, self._opening_s = opening, opening_s
+        self._num_kept = 0
+        """How many are kept awake for what offline work is worth, as told last."""
         self._state = means.state
         self._empty_since_ns: dict[GroupId, int] = {}
         self._calm_since_ns = 0
@@ -87,7 +97,11 @@ class Dozing:
         if why_pressed() is not None:
             self._calm_since_ns = now_ns
             return actions
-        for group_id in self._choose(now_ns):
+        chosen = self._choose(now_ns)
+        if chosen and self._priced.is_there:
+            chosen, records = self._keep(chosen, now_ns)
+            actions += records
+        for group_id in chosen:
             (worker_id,) = self._state.groups[group_id].worker_ids
             if order := self._sleep(worker_id, f"no online request for {self._after_s:g} s", now_ns):
                 self._slept_since_ns[worker_id] = now_ns
@@ -112,6 +126,8 @@ class Dozing:
             staying = [g for g in state.groups.values() if g.group_id not in chosen]
             num_least = num_for_arrivals(state, self._means.loads, staying)
             chosen = chosen[: max(0, len(serving) - num_least)]
+        if chosen:
+            chosen = chosen[: self._opening.num_spared([state.groups[g] for g in chosen], self._opening_s())]
         return chosen[: self._num_spared(len(chosen), now_ns)] if chosen else []
 
     def _num_spared(self, num_wanted: int, now_ns: int) -> int:
@@ -122,6 +138,18 @@ class Dozing:
         if (views := self._due_work.views((), now_ns)) is None:
             return 0
         return next((num for num in range(num_wanted, 0, -1) if may_go(*views, num)), 0)
+
+    def _keep(self, chosen: list[GroupId], now_ns: int) -> tuple[list[GroupId], list[Record]]:
+        """Those of the groups that fall asleep although there is offline work with a price or a floor, and the record
+        that others stay awake for it, where that is news. None falls asleep while too little is known."""
+        backlog, prices, num_idle = self._priced.view(now_ns), self._priced.prices, len(self._priced.idle())
+        if backlog is None:
+            return [], []
+        num = num_worth(backlog, prices, num_idle, SLEEP_MARGIN / WAKE_MARGIN)
+        asleep = chosen[: max(0, num_idle - num)]
+        is_news, self._num_kept = len(asleep) < len(chosen) and num != self._num_kept, num
+        fields = {"kept": num, "idle": num_idle} | as_fields(backlog, prices, num)
+        return asleep, [Record("sleep_put_off", now_ns, fields)] if is_news else []
 
     def _may_leave(self, group: Group) -> bool:
         """Whether the group's worker could sleep: it is an instance by itself, has no online request, and no move or

@@ -85,6 +85,32 @@ class _Batch:
             self.waiting_longest += longest
 
 
+class Extent(NamedTuple):
+    """How much there is of one batch: its requests, a mean one of them as a whole, and what is left of all."""
+
+    num_requests: float
+    prompt_tokens: float
+    output_tokens: float
+    num_tokens: float
+    """Of prompts and answers, still to compute."""
+
+
+class _Left(NamedTuple):
+    """What is left of one batch, in tokens."""
+
+    num: float
+    """Requests, those that are stored among them."""
+    prompt_tokens: float
+    output_tokens: float
+    held: float
+    """Tokens so far, of a mean request."""
+    expected: float
+    """Tokens of a mean answer."""
+    is_to_begin: bool
+    """Some request has no token yet."""
+    longest_answer: float
+    """Most tokens that one answer still gets."""
+
 class _Priced(NamedTuple):
     """A batch's demand in seconds of an instance, with the tokens and seconds of its answers."""
 
@@ -126,7 +152,7 @@ class DueWork:
         before_ns, before = self._looked_ns, self._looks
         if before_ns is not None and now_ns - before_ns < LOOK_S * NANOSECONDS:
             return
-        self._looked_ns, self._looks = now_ns, {g.group_id: self._look_at(g) for g in self._serving()}
+        self._looked_ns, self._looks = now_ns, {g.group_id: self._look_at(g) for g in self.serving()}
         if before_ns is None or now_ns - before_ns > 4 * LOOK_S * NANOSECONDS:
             return  # a look long ago says nothing of what there was to do meanwhile
         took_s = (now_ns - before_ns) / NANOSECONDS
@@ -153,7 +179,7 @@ class DueWork:
         fresh, queues = group.counters.fresh, group.queues
         return _Look((fresh.offline_prompt, fresh.offline_output), bool(queues.waiting_offline))
 
-    def _serving(self) -> list[Group]:
+    def serving(self) -> list[Group]:
         """The groups that take new requests: not those about to dissolve or to sleep."""
         return [g for g in self._state.groups.values() if not self._means.moves.is_emptying(g)]
 
@@ -174,7 +200,7 @@ class DueWork:
         tokens, seconds = sum(p.output_tokens for p in known), sum(p.output_s for p in known)
         if not prefill or not tokens:
             return None
-        num_now = sum(len(g.stages) for g in self._serving())
+        num_now = sum(len(g.stages) for g in self.serving())
         prices = 1.0 / prefill, seconds / tokens
         all_online = self._online_s(*prices)
         online = min(1.0, all_online / max(1, num_now))
@@ -215,8 +241,19 @@ class DueWork:
             batch.stored_longest += work.max_output_tokens
         return found
 
-    def _price(self, key: BatchKey, batch: _Batch, now_ns: int) -> _Priced | None:
-        """The demand of a batch in seconds of an instance; None while nothing is known of steps."""
+    def extents(self) -> list[Extent]:
+        """How much there is of each batch, whether it has a deadline or not; those without requests left out."""
+        found: list[Extent] = []
+        for key, batch in self._batches().items():
+            left = self._left_of(key, batch)
+            if left.num:
+                prompt = left.held - sum(tokens for tokens, _ in batch.outputs) / left.num
+                num_tokens = left.prompt_tokens + left.output_tokens
+                found.append(Extent(left.num, prompt, left.expected, num_tokens))
+        return found
+
+    def _left_of(self, key: BatchKey, batch: _Batch) -> _Left:
+        """What is left of a batch, as far as answers of its kind say."""
         # What is stored is told by lines; a line may have several answers: so they are counted by what they may have.
         longest = batch.longest / batch.num if batch.num else batch.stored_longest / max(1, batch.stored_num)
         answers = self._means.loads.offline_answers
@@ -229,32 +266,38 @@ class DueWork:
         expected = expected_tokens(*answers.of_batch(key), begun, answers.usual_tokens(longest), max(1.0, longest))
         waiting = min(batch.num_waiting * expected, float(max(batch.waiting_longest, batch.num_waiting)))
         running = [max(1.0, min(most, expected) - tokens) for tokens, most in batch.outputs]
-        output_tokens = waiting + sum(running) + num_left * expected
-        prompt_tokens = batch.to_compute + left * batch.stored_prompt
         num = batch.num + num_left
         held = (batch.tokens + left * batch.stored_prompt) / num if num else 0.0
         is_to_begin = num_left > 0.0 or batch.num_waiting > 0
         last = max(expected, answers.usual_tokens(max(longest, batch.longest_one))) if is_to_begin else 0.0
         left_of_begun = (max(expected, answers.usual_tokens(most)) - tokens for tokens, most in batch.outputs)
-        answer_tokens = max(last, *left_of_begun, 1.0)
-        size = self._batch_size(held + expected)
+        return _Left(
+            num, batch.to_compute + left * batch.stored_prompt, waiting + sum(running) + num_left * expected, held,
+            expected, is_to_begin, max(last, *left_of_begun, 1.0),
+        )
+
+    def _price(self, key: BatchKey, batch: _Batch, now_ns: int) -> _Priced | None:
+        """The demand of a batch in seconds of an instance; None while nothing is known of steps."""
+        left = self._left_of(key, batch)
+        size, context = self.batch_size(left.held + left.expected), left.held + left.longest_answer / 2.0
         predict_s, limits = self._state.predictor.predict_s, self._state.limits
-        full_s = predict_s(StepWork.decodes(size, round(size * (held + answer_tokens / 2.0))))
-        lone_s = predict_s(StepWork.decodes(1, round(held + answer_tokens / 2.0)))
+        full_s = predict_s(StepWork.decodes(size, round(size * context)))
+        lone_s = predict_s(StepWork.decodes(1, round(context)))
         prefill = self._state.predictor.prefill_tokens_per_s(limits.max_num_batched_tokens)
         if full_s is None or lone_s is None or not prefill:
             return None
-        output_s = output_tokens * full_s / size
-        prompt_s = held / prefill if is_to_begin else 0.0
+        output_s = left.output_tokens * full_s / size
+        prompt_s = left.held / prefill if left.is_to_begin else 0.0
         _, due_ns = key
-        prompts_s = prompt_tokens / prefill
+        prompts_s = left.prompt_tokens / prefill
         demand = Demand(
             None if due_ns is None else (due_ns - now_ns) / NANOSECONDS, prompts_s + output_s, prompts_s,
-            prompt_s + answer_tokens * lone_s, prompt_s + answer_tokens * full_s, num / size, key[0], batch.name,
+            prompt_s + left.longest_answer * lone_s, prompt_s + left.longest_answer * full_s, left.num / size, key[0],
+            batch.name,
         )
-        return _Priced(demand, output_tokens, output_s)
+        return _Priced(demand, left.output_tokens, output_s)
 
-    def _batch_size(self, num_tokens: float) -> int:
+    def batch_size(self, num_tokens: float) -> int:
         """How many requests of so many tokens one instance runs at once; at least 1."""
         limits, profile = self._state.limits, self._state.params.profile
         _, least_blocks = self._state.alive_workers()

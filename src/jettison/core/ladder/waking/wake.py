@@ -1,6 +1,6 @@
 """Wake: sleepers serve again where memory, a death or prompts ahead press, if that is sooner than what else there is,
-and where a deadline of offline work would be missed (beyond the papers). Leaving means that workers fall asleep
-(``core.ladder.waking.dozing``).
+and where a deadline of offline work would be missed, or offline work is worth it (beyond the papers). Leaving means
+that workers fall asleep (``core.ladder.waking.dozing``).
 
 Why a worker sleeps makes no difference: memory that sleeps is memory, and what was promised by a time is owed. Of all
 ways to let a queue's head in the soonest is taken (``policy.soonest``), and every decision is told with what it went
@@ -16,18 +16,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from jettison.core.ladder.drop import ASK_EVERY_NS
 from jettison.core.ladder.dropplans import block_bytes, required_bytes
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.prompts import num_for_arrivals, prompt_rate_of
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.ladder.waking.backlog import PricedWork, woken_fields
 from jettison.core.ladder.waking.dozing import Dozing
 from jettison.core.ladder.waking.duework import LOOK_S, DueWork
+from jettison.core.ladder.waking.opening import Opening
 from jettison.core.ladder.waking.spreading import Spreading, SpreadOffer
 from jettison.core.ladder.waking.urgent import Urgent, UrgentOffer
 from jettison.core.ladder.waysout import WaysOut
 from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action, Record, StoredWork
 from jettison.core.serving.group import Group
+from jettison.policy.batchworth import num_to_wake as num_worth_waking
 from jettison.policy.deadlines import WAKE_MARGIN, needed_now, plan_wakes
 from jettison.policy.dozing import WAKE_SHARE
 from jettison.policy.lending import NO_LENDING, lend
@@ -60,7 +64,7 @@ class WakeOffer(Offer):
     wake: WakeForecast
     """The forecast for the first of them."""
     told: dict[str, object] = field(default_factory=dict)
-    is_for_deadline: bool = False
+    is_for_offline: bool = False
 
 
 class _Other(NamedTuple):
@@ -87,7 +91,11 @@ class WakeRung(Rung):
         self._wakes: dict[WorkerId, WakeForecast] = {}
         """By worker that is being woken: the forecast."""
         self._due_work = DueWork(means)
-        self._dozing = Dozing(means, self._due_work)
+        self._priced = PricedWork(means, self._due_work)
+        self._opening = Opening(means)
+        self._dozing = Dozing(
+            means, self._due_work, self._priced, self._opening, lambda: min(self.wakes_s(), default=UNKNOWN_WAKE_S)
+        )
         self._spreading = Spreading(means)
         self._urgent = Urgent(means, self._spreading.loses_little)
         self._num_losses = means.state.counters.num_worker_losses
@@ -107,7 +115,9 @@ class WakeRung(Rung):
         """No calm on ticks while a worker may fall asleep or be woken for a deadline, and none for steps while offline
         work is urgent, as a step of another group may make a place for it. Else calm without end."""
         if moment is Moment.TICK:
-            may_decide = self._dozing.awaits_tick or (self._due_work.is_there and bool(self._sleepers.out))
+            may_decide = self._dozing.awaits_tick or bool(
+                self._sleepers.out and (self._due_work.is_there or self._priced.is_there)
+            )
         else:
             may_decide = self._urgent.is_there
         return Calm(0 if may_decide else None)
@@ -130,6 +140,7 @@ class WakeRung(Rung):
             return
         if moment is Moment.TICK:
             yield from self._answer_deadlines(now_ns)
+            yield from self._answer_backlog(now_ns)
         else:
             yield from self._spreading.look(now_ns)
             yield from self._urgent.look()
@@ -137,6 +148,7 @@ class WakeRung(Rung):
             return
         yield from self._answer_memory(now_ns)
         if moment is Moment.TICK:
+            yield from self._answer_growth(now_ns)
             yield from self._answer_compute()
             yield from self._answer_arrivals(now_ns)
 
@@ -159,11 +171,11 @@ class WakeRung(Rung):
         fields |= offer.told
         if "wake_s" not in fields and seconds is not None:
             fields["wake_s"] = seconds
-        if offer.is_for_deadline:
+        if offer.is_for_offline:
             self._spreading.note_woken(offer.worker_ids)
         actions: list[Action] = [Record("wake_decided", now_ns, fields)]
         for number, worker_id in enumerate(offer.worker_ids):
-            self._dozing.note_woken(worker_id, now_ns, is_news=not number or not offer.is_for_deadline)
+            self._dozing.note_woken(worker_id, now_ns, is_news=not number or not offer.is_for_offline)
             actions += self._sleepers.wake(worker_id, now_ns, self._expect(worker_id, offer.wake))
         return actions
 
@@ -255,12 +267,11 @@ class WakeRung(Rung):
     def _pressed(self, now_ns: int) -> list[Group]:
         """The groups whose queue memory keeps out, or is foreseen to, and that no move but a restore touches."""
         loads, moves = self.means.loads, self.means.moves
-        foresees = self._state.params.overload.horizon_s > 0.0
-        asked = [self._state.groups.get(g) for g in (self._state.groups if foresees else sorted(loads.kept_out))]
+        asked = [self._state.groups.get(g) for g in loads.pressed()]
         return [
             g for g in asked
             if g is not None and (not moves.is_moving(g) or moves.restore_of(g) is not None)
-            and loads.may_be_overloaded(g, now_ns)
+            and loads.memory_binds(g, now_ns)
         ]
 
     def _answer_memory(self, now_ns: int) -> Iterator[Offer | Record]:
@@ -278,29 +289,39 @@ class WakeRung(Rung):
         candidates = self._candidates(group)
         if not candidates:
             return
-        is_restoring = self.means.moves.restore_of(group) is not None
-        assessment = self.means.loads.assess(group, now_ns, is_restoring=is_restoring)
+        pressure = self.means.loads.pressure(group, now_ns)
         wake = candidates[0][1]
-        times = self._ways.times(group, assessment, wake, now_ns)
-        taken = soonest(times)
+        times = self._ways.times(group, pressure, wake, now_ns)
+        taken, verdict = soonest(times), pressure.refuses or "none declined"
         why = "memory keeps the queue out"
         if taken is not Way.WAKE:
             other = self._others.setdefault(group.group_id, _Other(now_ns, -1, taken))
             if not self._is_in_vain(other, times, now_ns):
-                yield from self._tell_other(group, taken, times, assessment.reason, now_ns)
+                yield from self._tell_other(group, taken, times, verdict, now_ns)
                 return
             why = f"kept out although {other.way} was to be sooner"
-        told = {"drop_verdict": assessment.reason} | ways_as_fields(times, Way.WAKE)
+        told = {"drop_verdict": verdict} | ways_as_fields(times, Way.WAKE)
         offer = self._offer(group, why, required, told)
         if offer is not None:
             self._others.pop(group.group_id, None)
             yield offer
 
+    def _answer_growth(self, now_ns: int) -> Iterator[Offer]:
+        """Yield an offer to wake sleepers where what packed instances have open will be full before one could serve;
+        nothing while workers are being woken, which is in time for it."""
+        if not self._opening.is_asked or self._sleepers.waking or not (wakes_s := self.wakes_s()):
+            return
+        if (need := self._opening.lacks(wakes_s[0], now_ns)) is not None:
+            why = "what is open will be full before a sleeper could serve"
+            offer = self._offer(None, why, need.missing_blocks * block_bytes(self._state), need.as_fields())
+            if offer is not None:
+                yield offer
+
     def _is_in_vain(self, other: _Other, times: Times, now_ns: int) -> bool:
         """Whether the other way that was taken for a group should have let its queue in by now, and a sleeper could
         have served since."""
         overload, woken_s = self._state.params.overload, times.get(Way.WAKE)
-        tested_s = overload.min_chance_blocked_s + overload.min_overloaded_s  # what a drop waits for before it begins
+        tested_s = overload.min_blocked_s + ASK_EVERY_NS / NANOSECONDS  # what a drop waits for before it begins
         patience_s = max(tested_s, times.get(other.way) or 0.0) + (woken_s or 0.0)
         return now_ns - other.since_ns > patience_s * NANOSECONDS
 
@@ -405,8 +426,25 @@ class WakeRung(Rung):
         yield WakeOffer(
             groups=(), why="offline work would be late for its deadline", told=told,
             worker_ids=tuple(w for w, _ in candidates[: plan.num]), wake=candidates[0][1],
-            is_for_deadline=True,
+            is_for_offline=True,
         )
+
+    def _answer_backlog(self, now_ns: int) -> Iterator[Offer]:
+        """Yield an offer to wake sleepers for offline work that is worth it, by its price or for its floor; nothing
+        while workers are being woken, as what they change is not seen yet."""
+        if not self._priced.is_there or not self._sleepers.can_wake or self._sleepers.waking:
+            return
+        backlog, prices, num_idle = self._priced.view(now_ns), self._priced.prices, len(self._priced.idle())
+        candidates = self._may_be_woken()
+        if backlog is None or not candidates:
+            return
+        takes_s = self._takes_s(candidates)
+        num = num_worth_waking(backlog, prices, num_idle, takes_s)
+        if num:
+            yield WakeOffer(
+                groups=(), why="offline work is worth it", told=woken_fields(backlog, prices, num_idle, takes_s[:num]),
+                worker_ids=tuple(w for w, _ in candidates[:num]), wake=candidates[0][1], is_for_offline=True,
+            )
 
     def _may_be_woken(self) -> list[tuple[WorkerId, WakeForecast]]:
         """The workers that can be woken within ``--max-awake``, with forecasts, the soonest first."""
