@@ -178,9 +178,8 @@ class Group:
 
     @property
     def absent(self) -> Collection[RequestId]:
-        """Running requests that the next step is planned without: requests that sit out, requests of the slice, and
-        those of the rows that a step is told to give up or shed, as further tokens would follow on tokens that may not
-        be computed before them."""
+        """Running requests that the next step is planned without: those that sit out, or are of the slice, or of rows
+        that a step is told to give up or shed, as further tokens would follow on some that may not be computed."""
         rows: tuple[StepRow, ...] = () if self.slices.kept is None else self.slices.kept.rows
         if self.abandoning in self.in_flight:
             step = self.in_flight[self.abandoning].step
@@ -224,8 +223,7 @@ class Group:
     def next_step(self, step_id: int, now_ns: int) -> RunStep | None:
         """Plan the next microbatch and apply the plan, which may preempt. Returns the step, which is in flight from now
         on; None where steps are held, every stage has one, or no request can run. Sitting out ends here, and does not
-        count where no other request can run. A slice goes on here (``policy.slices``), or is discarded where it is in
-        the way."""
+        count where no other request can run. A slice goes on here, or is discarded where it is in the way."""
         if self.slices.kept is not None and (self.queues.suspects or not self.slices.kept.is_sound):
             self.slices.discard(Discard.MOVES)
         if self.paused or len(self.in_flight) >= len(self.stages):
