@@ -182,8 +182,8 @@ def discarded_rows(num_stages: int) -> Scenario:
 
 
 def _into_offline_steps(cluster: LocalCluster, setting: Setting, *, leaves: bool = False) -> list[list[int]]:
-    """Offline requests, and online ones, each of which comes in a step of offline requests alone; ``leaves``: now and
-    then the client of an offline request goes while rows of its are kept. The prompts of all."""
+    """Offline requests, and online ones, each of which comes in a step of offline requests alone; ``leaves``: once
+    the client of an offline request goes while rows of its are kept. The prompts of all."""
     prompts = make_prompts(setting, cluster, 10, 40, 2 * NUM_REQUESTS)
     submit(cluster, prompts[:NUM_REQUESTS], setting.num_output_tokens, service_class=ServiceClass.OFFLINE)
     cluster.run(produced(cluster, KNOWN_STEPS * NUM_REQUESTS))
@@ -192,14 +192,15 @@ def _into_offline_steps(cluster: LocalCluster, setting: Setting, *, leaves: bool
         submit(cluster, [prompt], 3, index)
         if leaves:
             cluster.run(_kept_or_on(cluster))
-            if (kept := _kept(cluster)) is not None and index % 3 == 0:
+            if (kept := _kept(cluster)) is not None:
+                leaves = False
                 cluster.cancel(kept.rows[-1].state.request_id)
     return prompts
 
 
 def _kept_or_on(cluster: LocalCluster) -> Until:
     """Rows are kept, or some tokens have come meanwhile."""
-    some = produced(cluster, 2)
+    some = produced(cluster, 2 * NUM_REQUESTS)
     return Until("rows that are kept", lambda: _kept(cluster) is not None or some())
 
 
