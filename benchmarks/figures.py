@@ -223,10 +223,12 @@ def _overload_trained(document: Document) -> str:
 @block("overload_sweep")
 def _overload_sweep(document: Document) -> str:
     keys = ("cells", "memory_binds", "half_of_gain", "median_share_of_gain", "slower_than_5_percent",
-            "worst_e2e_ratio", "drops", "needless_drops")  # fmt: skip
-    rows = [[name, *(document[name][key] for key in keys)] for name in ("now", "beside") if name in document]
+            "worst_e2e_ratio", "drops", "needless_drops", "median_forecast_error")  # fmt: skip
+    rows = [[name, *(document[name].get(key) for key in keys)] for name in ("now", "beside") if name in document]
     return table(("rules", "cells", "memory binds", "share of these with half of the oracle's gain",
-                  "median share of the gain", "cells over 5 % slower", "slowest", "drops", "needless"), rows)  # fmt: skip
+                  "median share of the gain", "cells over 5 % slower", "slowest", "drops", "needless",
+                  "median error of forecasts"),
+                 rows)  # fmt: skip
 
 
 @block("demo_day")

@@ -6,12 +6,10 @@ A job is text, so that it can be compared, kept and sent to another process; the
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jettison.core.params import ClusterParams
 from jettison.cost.hardware import HardwareProfile
 from jettison.report.results import RunResult
 from jettison.sim.cluster import SimulatedCluster
@@ -102,8 +100,6 @@ def _simulate(spec: ExperimentSpec, machine: Machine, factor: float, changes: Ch
 def changed(setup: ClusterSetup, machine: Machine, changes: Changes) -> ClusterSetup:
     """The cluster with what no setting can say."""
     params = setup.params
-    if not changes.compute_guard:
-        params = without_guard(params)
     if changes.num_merges:
         params = replace(params, auto_restore=False)
     kv_bytes = machine.kv_tokens * machine.shape.num_layers * machine.shape.kv_bytes_per_token_layer
@@ -133,16 +129,6 @@ def _with_host_link(profile: HardwareProfile, times: float) -> HardwareProfile:
         profile, host_copy_bytes_per_s=profile.host_copy_bytes_per_s * times,
         beside_bytes_per_s=None if beside is None else beside * times,
     )
-
-
-def without_guard(params: ClusterParams) -> ClusterParams:
-    """KunServe's own trigger (v3 section 4.1): load above capacity with requests waiting, whatever compute says. The
-    policy's grace for heads that the next ending request may serve stays."""
-    overload = replace(
-        params.overload, min_gain_s=-math.inf, min_gain_ratio=0.0, max_prefill_fill=math.inf, max_compute_load=math.inf,
-        max_surge_compute_load=math.inf,
-    )
-    return replace(params, overload=overload)
 
 
 def _ask_for_merges(cluster: SimulatedCluster, num_merges: int) -> None:

@@ -7,13 +7,16 @@ from dataclasses import replace
 from papers.jobs import MERGES_END_S
 from papers.variants import Changes, Variant
 
-WITHOUT_GUARD = Variant("drop without compute guard", "drop", changes=Changes(compute_guard=False))
+KUNSERVE = {"overload_trigger": "pressure"}
+"""Load above capacity with requests waiting, whatever compute says (v3 section 4.1)."""
+
+WITHOUT_GUARD = Variant("drop without compute guard", "drop", KUNSERVE)
 """KunServe's own trigger."""
 
 SPARE = Variant("memory to spare", "recompute", changes=Changes(kv_scale=8.0))
 """What memory alone could give: eight times of it."""
 
-WITHOUT_RESTORE = replace(WITHOUT_GUARD, name="drop without restore", settings={"restore_threshold": 0.0})
+WITHOUT_RESTORE = replace(WITHOUT_GUARD, name="drop without restore", settings={**KUNSERVE, "restore_threshold": 0.0})
 
 DROPPING = ("drop", WITHOUT_GUARD.name)
 

@@ -13,8 +13,6 @@ class Changes:
 
     kv_scale: float = 1.0
     """Times the undropped KV memory."""
-    compute_guard: bool = True
-    """False: ``without_guard``."""
     num_merges: int = 0
     """Merges that are asked for at the start, and stay: static pipelines of any length."""
     host_link: float = 1.0

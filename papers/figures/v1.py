@@ -17,6 +17,7 @@ from papers.reasons import compute_bound, memory_bound, pressure
 from papers.specs import Results, Seed
 from papers.systems import (
     DROPPING,
+    KUNSERVE,
     PIPELINES_STAND_S,
     REPLICAS,
     SPARE,
@@ -291,7 +292,7 @@ FIG15 = Figure(
 
 # --- Fig. 16: both greedy planners in a run, and each against every grouping of eight instances on paper
 
-MEMORY_GREEDY = replace(WITHOUT_GUARD, name="memory-greedy", settings={"planner": "memory"})
+MEMORY_GREEDY = replace(WITHOUT_GUARD, name="memory-greedy", settings={**KUNSERVE, "planner": "memory"})
 
 FIG16 = Figure(
     "kunserve-v1-fig16", "grouping strategies against exhaustive search", "v1 section 5.3",

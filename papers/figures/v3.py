@@ -16,6 +16,7 @@ from papers.plots import by_measure, over_time
 from papers.reasons import compute_bound, memory_bound, pressure
 from papers.specs import Spec
 from papers.systems import (
+    KUNSERVE,
     MERGES,
     NUM_PROCESSORS,
     PIPELINES_STAND_S,
@@ -130,8 +131,8 @@ PLAIN, EXCHANGE, LOOKAHEAD = "drop", "+ coordinated exchange", "+ lookahead"
 SHIPPED = Variant("as shipped, with the compute guard", "drop")
 ABLATED = (
     "recompute",
-    replace(WITHOUT_GUARD, name=PLAIN, settings={"coordination": False, "lookahead": "off"}),
-    replace(WITHOUT_GUARD, name=EXCHANGE, settings={"lookahead": "off"}),
+    replace(WITHOUT_GUARD, name=PLAIN, settings={**KUNSERVE, "coordination": False, "lookahead": "off"}),
+    replace(WITHOUT_GUARD, name=EXCHANGE, settings={**KUNSERVE, "lookahead": "off"}),
     replace(WITHOUT_GUARD, name=LOOKAHEAD),
     SHIPPED,
     SPARE,

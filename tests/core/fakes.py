@@ -26,7 +26,7 @@ from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.policy.migration import MigrationParams
 from jettison.policy.offline import OfflineParams
 from jettison.policy.order import SchedulingPolicy
-from jettison.policy.overload import OverloadParams
+from jettison.policy.overload import OverloadParams, Trigger
 from jettison.policy.packing.params import PackParams
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
@@ -206,7 +206,7 @@ class FakeCluster:
         policy: str = "drop", auto_restore: bool = True, max_seqs: int = 16, max_tokens: int = 32,
         prefix_caching: bool = True, shard_bytes: int = SHARD_BYTES, max_model_len: int = 10_000,
         faults: Faults | None = None, eager: bool = False, host_slots: int = 64, swap_budget: int | None = 4,
-        migrate_threshold: float = 3.0, exchange: str = "auto", horizon_s: float = 0.0,
+        migrate_threshold: float = 3.0, exchange: str = "auto", trigger: Trigger = Trigger.PRESSURE,
         prefill_first: bool = False, scheduling_policy: SchedulingPolicy = "fcfs",
         profile: HardwareProfile | None = None, offline: str | OfflineParams | None = None,
         checkpoint_free: float = 0.5, migration_kind: str = "kv", migration_step_tokens: int | None = None,
@@ -244,16 +244,13 @@ class FakeCluster:
                 kind=None if migration_kind == "adaptive" else MigrationKind(migration_kind),
                 max_step_tokens=migration_step_tokens,
             ),
-            exchange=ExchangeMode(exchange), overload=OverloadParams(horizon_s=horizon_s),
+            exchange=ExchangeMode(exchange), overload=OverloadParams(trigger=trigger),
             profile=profile, offline=offline,
         )
         if eager:  # moves follow each other closely: more of them in a short run
             params = replace(
                 params, drop_dwell_s=0.05, restore=RestoreParams(usage_threshold=0.5, min_settled_s=0.1),
-                overload=OverloadParams(
-                    min_blocked_s=0.01, min_chance_blocked_s=0.01, min_gain_s=0.02, min_gain_ratio=1.0,
-                    min_overloaded_s=0.0, horizon_s=horizon_s,
-                ),
+                overload=OverloadParams(trigger=trigger, min_blocked_s=0.01),
             )
         self.workers = {
             s.worker_id: FakeWorker(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.order import SchedulingPolicy
+from jettison.policy.overload import Trigger
 from jettison.policy.packing.params import PackParams
 from jettison.types import ServiceClass
 
@@ -58,7 +59,7 @@ class Cluster:
     eager: bool
     prefix_caching: bool
     exchange: str
-    horizon_s: float
+    trigger: Trigger
     prefill_first: bool
     scheduling_policy: SchedulingPolicy
     ttft_s: float | None
@@ -111,7 +112,7 @@ CLUSTER = st.builds(
     eager=st.booleans(),
     prefix_caching=st.sampled_from([True, True, False]),
     exchange=st.sampled_from(["live", "live", "auto", "transfer", "recompute"]),
-    horizon_s=st.sampled_from([0.0, 0.0, 1.0]),
+    trigger=st.sampled_from(Trigger),
     prefill_first=st.sampled_from([False, False, True]),
     scheduling_policy=st.sampled_from(["fcfs", "fcfs", "priority"]),
     ttft_s=st.sampled_from([None, 0.001, 0.005]),
@@ -137,7 +138,7 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
         faults=faults, eager=cluster.eager, host_slots=(0, 8, 64, 500)[cluster.seed % 4],
         swap_budget=(1, 4, None)[cluster.seed % 3], migrate_threshold=(1.0, 3.0, 8.0)[cluster.seed % 3],
         migration_kind=("kv", "tokens")[cluster.seed // 3 % 2], migration_step_tokens=(None, 3)[cluster.seed // 6 % 2],
-        exchange=cluster.exchange, horizon_s=cluster.horizon_s, prefill_first=cluster.prefill_first,
+        exchange=cluster.exchange, trigger=cluster.trigger, prefill_first=cluster.prefill_first,
         scheduling_policy=cluster.scheduling_policy,
         offline=OfflineParams(slo=SloParams(ttft_s=cluster.ttft_s)), packing=cluster.packing,
         steps_ahead=cluster.steps_ahead,

@@ -183,10 +183,11 @@ def test_load_is_online_load() -> None:
     assert beside.loads.traffic.traffic() == pytest.approx(alone.loads.traffic.traffic(), rel=0.05)
     for group_id in beside.groups:
         group = beside.groups[group_id]
-        load = beside.loads.monitor(group).load(group, beside.state.predictor, 2_900_000_000, beside.loads.stays)
-        assert load.prefill_fill < 0.3, "prompts of the batch fill the steps, and are no compute that binds"
-        assert load.arriving_tokens_per_s is not None and load.arriving_tokens_per_s < 2 * 12 * 33
-        assert load.queued_prefill_tokens <= 12 * 3
+        rates = beside.loads.monitor(group).rates()
+        assert rates is not None and rates.arrived * group.limits.block_size < 2 * 12 * 33
+        assert group.queues.queued_tokens() + group.queues.unfinished_tokens() <= 12 * 3
+        load = beside.loads.outlook.load([group])
+        assert len(load.running) <= 12 and not load.waiting, "a batch is none of the requests that forecasts play"
 
 
 @pytest.mark.parametrize("num_offline", [0, 100])
@@ -208,8 +209,8 @@ def test_what_the_group_holds_comes_free_as_each_class_stays() -> None:
     group = cluster.core.groups[0]
     online, batch = (group.blocks.num_used_by([name]) for name in ("chat", "batch"))
     assert online and batch and online + batch == group.blocks.num_used
-    load = GroupMonitor().load(group, cluster.core.state.predictor, cluster.now, Stays(2.0, 50.0))
-    assert load.freed_blocks_per_s == pytest.approx(online / 2.0 + batch / 50.0)
+    freed = GroupMonitor()._freed_per_s(group, None, Stays(2.0, 50.0), cluster.now)
+    assert freed == pytest.approx(online / 2.0 + batch / 50.0)
 
 
 @pytest.mark.parametrize("seed", part_of(range(8), range(4)))

@@ -9,7 +9,11 @@ from dataclasses import replace
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
+from jettison.core.ladder import restore as restore_rung
+from jettison.core.ladder.forecasts import TakingApart
 from jettison.cost.stepwork import StepWork
+from jettison.policy.forecast import Forecast
+from jettison.policy.overload import Trigger
 
 
 def burst(
@@ -208,15 +212,30 @@ def overload(cluster: FakeCluster, num: int, at_ms: float, every_ms: float = 15.
         cluster.submit(f"s{i}", [1 + i % 7] * 8, 30, at_ms + i * every_ms)
 
 
-def compute_binds_pipelines(cluster: FakeCluster) -> None:
-    cluster.core.loads.compute.load = lambda num_stages: 1.5 if num_stages >= 2 else 1.0  # type: ignore[method-assign]
+def foresees(
+    monkeypatch: pytest.MonkeyPatch, cluster: FakeCluster, *, now_request_s: float, emptied_request_s: float,
+    min_settled_s: float, block_s: float | None = 0.001,
+) -> None:
+    """All forecasts for merged groups with requests say from now on what a restore at once, or after emptying them,
+    comes to; a later one to 100 request-seconds. Idle groups are better off apart."""
+    costs = (100.0, now_request_s, emptied_request_s)
+    found, idle = (TakingApart(*(Forecast(c, 0.0, 0.0) for c in each)) for each in (costs, (100.0, 50.0, 100.0)))
+    monkeypatch.setattr(restore_rung, "taking_apart", lambda _, group, __: found if group.queues.running else idle)
+    monkeypatch.setattr(cluster.core.loads, "recompute_block_s", lambda group: block_s)
     params = cluster.core.params
-    cluster.core.reconfigure(replace(params, restore=replace(params.restore, yield_after_s=0.3, min_settled_s=0.3)))
+    cluster.core.reconfigure(replace(
+        params, restore=replace(params.restore, min_settled_s=min_settled_s),
+        overload=replace(params.overload, trigger=Trigger.FORECAST),
+    ))  # fmt: skip
 
 
-def test_a_pipeline_that_compute_binds_yields_and_takes_its_queue_along() -> None:
+def compute_binds_pipelines(monkeypatch: pytest.MonkeyPatch, cluster: FakeCluster) -> None:
+    foresees(monkeypatch, cluster, now_request_s=120.0, emptied_request_s=40.0, min_settled_s=0.3)
+
+
+def test_a_pipeline_that_compute_binds_yields_and_takes_its_queue_along(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = FakeCluster(max_seqs=2, max_tokens=64)
-    compute_binds_pipelines(cluster)
+    compute_binds_pipelines(monkeypatch, cluster)
     cluster.order_at("drop", 1)
     overload(cluster, 150, at_ms=5)
     waiting_at_split: list[int] = []
@@ -245,9 +264,9 @@ def test_a_merged_group_runs_as_many_requests_as_its_members_did() -> None:
     assert [len(g.stages) for g in cluster.core.groups.values()] == [2] and most_running == 8
 
 
-def test_a_request_that_needs_all_members_ends_a_yield() -> None:
+def test_a_request_that_needs_all_members_ends_a_yield(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = FakeCluster(max_seqs=2, max_tokens=64)
-    compute_binds_pipelines(cluster)
+    compute_binds_pipelines(monkeypatch, cluster)
     cluster.order_at("drop", 1)
     overload(cluster, 150, at_ms=5)
     cluster.run(stop=lambda: "yield" in kinds(cluster))
@@ -258,13 +277,13 @@ def test_a_request_that_needs_all_members_ends_a_yield() -> None:
     cluster.expect_nothing_left()
 
 
-def test_a_restore_that_a_compute_bound_flood_overtakes_still_ends() -> None:
+def test_a_restore_that_a_compute_bound_flood_overtakes_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = FakeCluster(max_seqs=2, max_tokens=64)
     cluster.order_at("drop", 1)
     for name in ("long", "long2"):
         cluster.submit(name, [2] * 4, 160, 3)
     cluster.run(stop=lambda: "restore_begin" in kinds(cluster))
-    compute_binds_pipelines(cluster)
+    compute_binds_pipelines(monkeypatch, cluster)
     overload(cluster, 250, at_ms=cluster.now / MS, every_ms=8.0)
     began = cluster.now
     cluster.run(stop=lambda: "split" in kinds(cluster))
@@ -283,23 +302,17 @@ def test_drops_that_fail_are_tried_ever_more_rarely() -> None:
     assert len(failed) >= 4 and gaps[-1] > 4 * gaps[0]
 
 
-def faster_apart(cluster: FakeCluster, pace: float | None, block_s: float | None = 0.001) -> None:
-    """As if tokens took ``pace`` times as long on instances as in a pipeline."""
-    cluster.core.loads._separate_pace = lambda group: pace  # type: ignore[method-assign]
-    cluster.core.loads._recompute_block_s = lambda group: block_s  # type: ignore[method-assign]
-    params = cluster.core.params
-    cluster.core.reconfigure(replace(params, restore=replace(params.restore, min_settled_s=0.02)))
-
-
-@pytest.mark.parametrize(("pace", "block_s", "is_early"), [
-    (0.5, 0.001, True), (0.5, 0.003, True), (0.95, 0.001, False), (None, 0.001, False), (0.5, 0.06, False),
-    (0.5, None, False),
+@pytest.mark.parametrize(("saved_request_s", "block_s", "is_early"), [
+    (50.0, 0.001, True), (10.0, 0.003, True), (-1.0, 0.001, False), (0.01, 0.001, False), (10.0, None, False),
 ])
 def test_members_that_are_faster_apart_split_early_and_compute_again_what_does_not_fit(
-    pace: float | None, block_s: float | None, is_early: bool
+    monkeypatch: pytest.MonkeyPatch, saved_request_s: float, block_s: float | None, is_early: bool
 ) -> None:
     cluster = FakeCluster(full_blocks=60)
-    faster_apart(cluster, pace, block_s)
+    foresees(
+        monkeypatch, cluster, now_request_s=100.0 - saved_request_s, emptied_request_s=100.0, min_settled_s=0.02,
+        block_s=block_s,
+    )
     cluster.order_at("drop", 1)
     for i in range(6):  # from the first token on 66 of the 120 blocks of both, of which one can hold 57
         cluster.submit(f"r{i}", [5 + i] * 40, 60 + 20 * i, 2 + i, ignore_eos=True)

@@ -13,7 +13,7 @@ from jettison.memory.kvtransfers import MigrationKind
 from jettison.policy.batchworth import BatchPrices
 from jettison.policy.movekinds import Fit, MoveParams
 from jettison.policy.offline import OfflineParams
-from jettison.policy.overload import OverloadParams
+from jettison.policy.overload import OverloadParams, Trigger
 from jettison.policy.packing.params import Gather, PackParams
 from jettison.policy.packing.types import Priorities
 
@@ -23,11 +23,9 @@ def test_what_nobody_has_set_is_as_the_policy_has_it() -> None:
 
 
 def test_waits_are_set_one_by_one() -> None:
-    config = EngineConfig.resolve(
-        model="m", overload_min_wait_ms=7, overload_chance_wait_ms=30, overload_horizon_ms=1500
-    )
+    config = EngineConfig.resolve(model="m", overload_min_wait_ms=7, overload_trigger="pressure")
     overload = cluster_params(config, num_host_slots=0).overload
-    assert (overload.min_blocked_s, overload.min_chance_blocked_s, overload.horizon_s) == (0.007, 0.03, 1.5)
+    assert (overload.min_blocked_s, overload.trigger) == (0.007, Trigger.PRESSURE)
 
 
 def test_offline_work_that_nobody_has_set_is_as_the_policy_has_it() -> None:

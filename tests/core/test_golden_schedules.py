@@ -16,19 +16,21 @@ import pytest
 from fakes import BLOCK_SIZE, FakeCluster, Faults
 from neutral import NeutralLog
 
+from jettison.policy.overload import Trigger
+
 POLICIES = ("drop", "recompute", "swap", "migrate", "pipeline")
 
 GOLDEN: dict[tuple[str, int], str] = {
-    ("drop", 1047): "d1f6806016149a44",
-    ("drop", 1006): "c97b71c500b8db99",
-    ("drop", 1030): "1592f4fcb777773e",
-    ("drop", 1049): "2719c902f0112dde",
-    ("drop", 1038): "94ce1f64e1786c18",
-    ("drop", 1007): "adb1d42bcabee1a4",
-    ("drop", 2000): "4f848f00420dd373",
-    ("drop", 2003): "7d396b46c7968ab1",
-    ("drop", 2005): "e325fa8f888c6523",
-    ("drop", 2011): "3fa0207f5b97acf7",
+    ("drop", 1047): "60f859b6edf3ec7d",
+    ("drop", 1006): "fe44f01960dc6bbc",
+    ("drop", 1030): "ca9f8c6a3fcbb155",
+    ("drop", 1049): "20948e5f7069ebbb",
+    ("drop", 1038): "5b22d17fec09dc58",
+    ("drop", 1007): "af25478edf70f488",
+    ("drop", 2000): "2a6fc17b8da10ebf",
+    ("drop", 2003): "f68330ee36469ab0",
+    ("drop", 2005): "d6207562086eb674",
+    ("drop", 2011): "2fdc3d94e1125920",
     ("recompute", 1054): "9abffd23a01b2aaf",
     ("recompute", 1040): "93308220cc0b2546",
     ("recompute", 1016): "cc7c600512e36094",
@@ -100,8 +102,8 @@ def schedule(policy: str, seed: int) -> FakeCluster:
         cluster.restart_at(worker, dies_ms + rng.uniform(40, 900))
     for worker in range(num_workers):  # in the end everybody is back
         cluster.restart_at(worker, at_ms + 2_000.0 + worker)
-    params, horizon_s = cluster.core.params, 0.0 if rng.random() < 0.6 else 1.0
-    cluster.core.reconfigure(replace(params, overload=replace(params.overload, horizon_s=horizon_s)))
+    params, trigger = cluster.core.params, Trigger.PRESSURE if rng.random() < 0.6 else Trigger.FORECAST
+    cluster.core.reconfigure(replace(params, overload=replace(params.overload, trigger=trigger)))
     return cluster
 
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from fakes import BLOCK_SIZE, MS, FakeCluster
+from fakes import FakeCluster
 
 from jettison.core.load.monitor import NUM_PROMPTS, TrafficMonitor
 from jettison.cost.hardware import BatchPoint, HardwareProfile
@@ -63,20 +63,6 @@ def merged_cluster(**options: object) -> FakeCluster:
     return cluster
 
 
-def test_the_prefill_rate_of_a_pipeline_counts_all_steps_under_way() -> None:
-    cluster = merged_cluster()
-    (group,) = cluster.core.groups.values()
-    loads, budget = cluster.core.loads, group.limits.max_num_batched_tokens
-    predictor = cluster.core.state.predictor
-    load = loads.monitor(group).load(group, predictor, cluster.now)
-    kv_tokens, running = group.blocks.num_used * group.limits.block_size, len(group.queues.running)
-    decodes, prompts = StepWork.decodes(running // 2, kv_tokens // 2), budget - running // 2
-    mean_prompt = group.queues.queued_tokens() // len(group.queues.waiting) if group.queues.waiting else None
-    step_s = predictor.predict_s(decodes.with_prompts(prompts, mean_prompt), step_of(2))
-    assert step_s and running > 1
-    assert load.prefill_tokens_per_s == pytest.approx(2 * prompts / step_s)
-
-
 def test_what_an_exchange_costs_is_a_microbatchs_affair() -> None:
     cluster = merged_cluster()
     (group,) = cluster.core.groups.values()
@@ -107,16 +93,6 @@ def test_a_link_that_was_not_profiled_is_not_known(has_profiled_links: bool) -> 
     costs = core.loads.exchange_costs(core.groups[0])
     assert costs.link_bytes_per_s((0, 1)) == (3e9 if has_profiled_links else None)
     assert costs.round_trip_s == (8e-3 if has_profiled_links else ExchangeCosts().round_trip_s)
-
-
-@pytest.mark.parametrize(("num_workers", "num_drops", "least"), [(4, 0, [1] * 4), (4, 2, [2, 2]), (3, 1, [2, 1])])
-def test_the_least_that_a_merge_makes_of_a_group(num_workers: int, num_drops: int, least: list[int]) -> None:
-    cluster = FakeCluster(num_workers=num_workers, full_blocks=100, auto_restore=False)
-    for _ in range(num_drops):
-        cluster.carry_out(cluster.core.request_drop(cluster.now))
-        cluster.run(until_ms=cluster.now / 1e6 + 100)
-    groups = sorted(cluster.core.groups.values(), key=lambda g: len(g.stages))
-    assert sorted(cluster.core.loads._least_partner(g) for g in groups) == sorted(least)
 
 
 POINTS = tuple(BatchPoint(stages, 8, 256, rate) for stages, rate in ((1, 100.0), (2, 180.0), (4, 300.0)))
@@ -165,18 +141,3 @@ def test_a_profile_answers_before_the_first_step() -> None:
     assert core.loads.blocks_beside_step(group, 0.5) is not None
     expected = PROFILE.cost.batch_cost_s([ChunkShape(10, 1)] * 3)
     assert core.state.predictor.predict_s(StepWork.decodes(3, 30)) == pytest.approx(expected)
-
-
-def test_a_prefix_that_others_hold_is_counted_once() -> None:
-    """What online requests would hold without offline work: who has just come shares the blocks of who runs."""
-    cluster = FakeCluster(num_workers=1, full_blocks=60, max_tokens=64, offline="harvest")
-    shared = [7] * 24
-    cluster.submit("first", [*shared, 1], 60)
-    cluster.submit("second", [*shared, 2], 10, at_ms=20)
-    (group,) = cluster.core.groups.values()
-    cluster.run(stop=lambda: bool(group.queues.waiting) and cluster.now > 10 * MS)
-    assert [s.request_id for s in group.queues.waiting] == ["second"] and group.head_blocked_by is None
-    loads = cluster.core.loads
-    used = loads.without_offline(group, loads.merged_load(group, cluster.now)).used_blocks
-    num_shared = len(shared) // BLOCK_SIZE
-    assert used == group.blocks.num_used + group.limits.blocks_for(25) - num_shared

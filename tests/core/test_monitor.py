@@ -7,8 +7,6 @@ from fakes import FakeCluster
 
 from jettison.core.load.monitor import BlockRates, GroupMonitor, Stays, TrafficMonitor
 from jettison.core.preemption import Preemption
-from jettison.core.serving.group import Group
-from jettison.cost.predictor import StepTimePredictor
 
 
 def burst_after_calm(num_output: int) -> FakeCluster:
@@ -39,7 +37,6 @@ def test_the_mean_stay_counts_blocks() -> None:
     assert traffic.mean_stay_s is None
     traffic.note_stay(num_first_blocks=1, num_blocks=1, stay_s=1.0)
     traffic.note_stay(num_first_blocks=1, num_blocks=3, stay_s=5.0)
-    assert traffic.admitted_share == 0.5  # two of four blocks
     assert traffic.mean_stay_s == pytest.approx((1 * 1.0 + 2 * 5.0) / 4), "block-seconds over blocks given back"
 
 
@@ -52,43 +49,31 @@ def test_the_mean_stay_follows_the_load() -> None:
     assert traffic.mean_stay_s is not None and traffic.mean_stay_s < 1.5
 
 
-def test_steps_full_of_prompts_show_within_a_few_steps() -> None:
+def test_a_refusal_counts_for_a_few_looks() -> None:
     monitor = GroupMonitor()
-    for _ in range(100):
-        monitor.note_fill(0.0)
-    for _ in range(8):
-        monitor.note_fill(1.0)
-    assert 0.6 < monitor.prefill_fill < 0.7
+    assert monitor.refusal(0) is None
+    monitor.note_refused("not worth it", 100_000_000)
+    assert monitor.refusal(200_000_000) == "not worth it" and monitor.refusal(2_000_000_000) is None
 
 
-def test_overload_has_to_last_without_a_verdict_against_a_drop() -> None:
-    monitor = GroupMonitor()
-    overloaded, calm, declined = (True, False), (False, False), (False, True)
-    looks = [(overloaded, 0), (calm, 50), (overloaded, 80), (declined, 90), (overloaded, 100), (overloaded, 150)]
-    lasting = [monitor.note_verdict(*verdict, ms * 1_000_000) for verdict, ms in looks]
-    assert lasting == pytest.approx([0.0, 0.05, 0.08, 0.0, 0.0, 0.05])
+def arriving(per_tick: list[int]) -> tuple[float, float, float, float]:
+    """Rates after ticks, ten a second, in each of which so many requests of ten tokens came."""
+    traffic = TrafficMonitor()
+    for tick, number in enumerate(per_tick):
+        for _ in range(number):
+            traffic.note_arrival(10)
+        traffic.ticks.add(tick * 100_000_000)
+    return traffic.rates()
 
 
-def test_verdicts_of_different_bursts_do_not_add_up() -> None:
-    monitor = GroupMonitor()
-    monitor.note_verdict(True, False, 0)
-    assert monitor.note_verdict(True, False, 2_000_000_000) == 0.0
-
-
-def arriving(monitor: GroupMonitor, group: Group, blocks_per_tick: list[int]) -> float | None:
-    for tick, blocks in enumerate(blocks_per_tick):
-        monitor.num_arrived_blocks += blocks
-        monitor.note_totals(group)
-        monitor.ticks.add(tick * 100_000_000)
-    return monitor.load(group, StepTimePredictor(4), len(blocks_per_tick) * 100_000_000).surge
-
-
-def test_a_surge_is_what_arrives_lately_over_what_usually_does() -> None:
-    group = FakeCluster().core.groups[0]
-    assert arriving(GroupMonitor(), group, [1]) is None
-    assert arriving(GroupMonitor(), group, [1] * 100) == pytest.approx(1.0)
-    assert arriving(GroupMonitor(), group, [1] * 100 + [7] * 5) == pytest.approx(4.0 / 1.3, rel=0.05)
-    assert arriving(GroupMonitor(), group, [0] * 30) is None
+def test_what_comes_usually_does_not_count_a_burst_and_a_burst_lasts_as_long_as_it_has() -> None:
+    assert arriving([1]) == (0.0, 0.0, 0.0, 0.0)
+    assert arriving([0] * 100) == (0.0, 0.0, 0.0, 0.0)
+    assert arriving([1] * 120) == pytest.approx((10.0, 10.0, 10.0, 10.0))
+    lately, usually, lasted_s, prompt = arriving([1] * 100 + [7] * 20)
+    assert (lately, usually) == pytest.approx((70.0, 10.0)) and lasted_s == 2.0 and prompt == 10.0
+    lately, usually, lasted_s, _ = arriving([1] * 80 + [7] * 20 + [1] * 20)
+    assert (lately, usually) == pytest.approx((10.0, 10.0))
 
 
 def freeing(blocks_per_tick: list[int], used: int, mean_stay_s: float, num_running: int = 100) -> float | None:
@@ -101,7 +86,7 @@ def freeing(blocks_per_tick: list[int], used: int, mean_stay_s: float, num_runni
         monitor.note_totals(group)
         monitor.ticks.add(tick * 100_000_000)
     now_ns = len(blocks_per_tick) * 100_000_000
-    return monitor.load(group, StepTimePredictor(4), now_ns, Stays(mean_stay_s)).freed_blocks_per_s
+    return monitor._freed_per_s(group, monitor.rates(), Stays(mean_stay_s), now_ns)
 
 
 def test_what_stays_for_long_comes_free_as_it_did_over_the_last_seconds() -> None:
@@ -127,7 +112,8 @@ def queue_behind_full_memory(num_output: int, prompt: int = 32) -> FakeCluster:
 
 def let_in_per_s(cluster: FakeCluster) -> float | None:
     (group,) = cluster.core.groups.values()
-    return cluster.core.loads.monitor(group).load(group, StepTimePredictor(4), cluster.now).admitted_blocks_per_s
+    monitor = cluster.core.loads.monitor(group)
+    return monitor._admitted_per_s(group, monitor.rates(), monitor.blocked_s(cluster.now))
 
 
 def test_what_a_queue_got_is_known_once_memory_has_kept_it_out_for_a_while() -> None:

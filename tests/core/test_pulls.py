@@ -21,7 +21,7 @@ from jettison.core.moving.merging import MergePhase
 from jettison.core.serving.holds import DROP, LOST_PEER
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.stages import StagePlan
-from jettison.policy.overload import OverloadParams
+from jettison.policy.overload import OverloadParams, Trigger
 from jettison.types import LayerRange
 from longrun import part_of
 
@@ -388,7 +388,7 @@ def test_what_every_overloaded_group_needs_is_required() -> None:
     for i in range(40):
         cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(16)], 40, i * 0.2)
     cluster.run(until_ms=60)
-    at_once = OverloadParams(min_overloaded_s=0.0)
+    at_once = OverloadParams(trigger=Trigger.PRESSURE)
     cluster.core.reconfigure(replace(cluster.core.params, **parse_overload("drop")._asdict(), overload=at_once))
     cluster.run(stop=lambda: "drop_decided" in kinds(cluster))
     decided = next(r.fields for r in cluster.records if r.kind == "drop_decided")

@@ -10,9 +10,13 @@ import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster
 
 from jettison.core import ports
+from jettison.core.ladder import restore as restore_rung
+from jettison.core.ladder.forecasts import TakingApart
 from jettison.core.moving.restoring import RestorePhase, Restoring
 from jettison.core.pending import TransferPurpose
 from jettison.memory.stages import StagePlan
+from jettison.policy.forecast import Forecast
+from jettison.policy.overload import Trigger
 from jettison.types import LayerRange
 from longrun import part_of
 
@@ -150,13 +154,20 @@ def prefers_members(cluster: FakeCluster, min_settled_s: float = 0.05) -> None:
 
 
 @pytest.mark.parametrize("is_early", [False, True])
-def test_no_restore_while_a_request_is_known_to_outgrow_a_member(is_early: bool) -> None:
+def test_no_restore_while_a_request_is_known_to_outgrow_a_member(
+    monkeypatch: pytest.MonkeyPatch, is_early: bool
+) -> None:
     """10 tokens in and 120 to come, where a member holds 96: what it holds now says nothing."""
     cluster = FakeCluster()
     prefers_members(cluster)
     if is_early:
-        cluster.core.loads._separate_pace = lambda group: 0.5  # type: ignore[method-assign]
-        cluster.core.loads._recompute_block_s = lambda group: 0.001  # type: ignore[method-assign]
+        params = cluster.core.params
+        cluster.core.reconfigure(
+            replace(params, overload=replace(params.overload, trigger=Trigger.FORECAST))
+        )
+        found = TakingApart(Forecast(100.0, 0.0, 0.0), Forecast(50.0, 0.0, 0.0), Forecast(100.0, 0.0, 0.0))
+        monkeypatch.setattr(restore_rung, "taking_apart", lambda *_: found)
+        monkeypatch.setattr(cluster.core.loads, "recompute_block_s", lambda group: 0.001)
     cluster.order_at("drop", 1)
     cluster.submit("long", [3] * 10, 120, 20, ignore_eos=True)
     cluster.submit("short", [4] * 10, 10, 20, ignore_eos=True)

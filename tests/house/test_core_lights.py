@@ -54,7 +54,7 @@ def most(rows: int) -> dict[str, Bound]:
 PLAIN_MODULES, PLAIN_CALLS, CALLS_A_ROW = 17, 66, 3
 ARRIVAL = (27, 205)
 OFFLINE = Bound(27, 213)
-DECIDING = Bound(35, 535)
+DECIDING = Bound(36, 536)
 
 
 @dataclass(slots=True)

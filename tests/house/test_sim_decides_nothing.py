@@ -343,7 +343,7 @@ def decisions_of_core() -> Iterator[tuple[ModuleType, str, Callable[..., object]
 
 
 @pytest.mark.parametrize(("policy", "expected"), [
-    ("drop", {"plan_batch", "by_freeness", "plan_drop", "assess_overload", "should_restore", "choose_exchange",
+    ("drop", {"plan_batch", "by_freeness", "plan_drop", "choose_exchange",
               "plan_splits", "plan_microbatches"}),
     ("swap", {"plan_batch", "by_freeness", "choose_swap_outs", "choose_swap_ins"}),
     ("migrate", {"plan_batch", "by_freeness", "plan_pairs", "choose_request"}),

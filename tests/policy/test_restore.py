@@ -1,4 +1,4 @@
-"""Restore: when, and whether every request finds a home."""
+"""Restore: ways to split, and whether every request finds a home."""
 
 from __future__ import annotations
 
@@ -10,90 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jettison.memory.stages import StagePlan
-from jettison.policy.restore import (
-    MergedLoad,
-    PlacedRequest,
-    RestoreParams,
-    early_overflow_blocks,
-    place_requests,
-    plan_splits,
-    should_restore,
-    should_yield,
-)
+from jettison.policy.restore import PlacedRequest, place_requests, plan_splits
 from jettison.types import LayerRange
-
-CALM = MergedLoad(
-    used_blocks=99, undropped_capacity_blocks=200, num_waiting=0, usage_trend_blocks_per_s=-1.0, settled_s=3.0
-)
-PARAMS = RestoreParams(usage_threshold=0.5, min_settled_s=2.0)
-
-
-@pytest.mark.parametrize("changes", [{}, {"usage_trend_blocks_per_s": 0.0}, {"settled_s": 2.0}, {"used_blocks": 0}])
-def test_calm_restores(changes: dict[str, float]) -> None:
-    assert should_restore(CALM._replace(**changes), PARAMS)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"used_blocks": 100}, {"num_waiting": 1}, {"usage_trend_blocks_per_s": 0.6}, {"settled_s": 1.99}]
-)
-def test_any_one_reason_keeps_the_pipeline(changes: dict[str, float]) -> None:
-    assert not should_restore(CALM._replace(**changes), PARAMS)
-
-
-FASTER_APART = CALM._replace(used_blocks=140, separate_pace=0.7, recompute_block_s=0.005)
-
-
-def test_members_that_are_clearly_faster_apart_are_restored_early() -> None:
-    assert early_overflow_blocks(FASTER_APART, PARAMS) == 40, "0.2 s of prefill"
-    assert not should_restore(FASTER_APART, PARAMS)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_waiting": 1},
-        {"settled_s": 1.9},
-        {"separate_pace": 0.92},  # hardly faster
-        {"separate_pace": None},
-        {"recompute_block_s": None},
-        {"used_blocks": 200, "separate_pace": 0.5},  # more than the members hold
-        {"used_blocks": 160, "separate_pace": 0.8},  # 128 foreseen of 200
-        {"usage_trend_blocks_per_s": 20.0},  # 126 foreseen in two seconds
-    ],
-)
-def test_any_one_reason_forbids_an_early_restore(changes: dict[str, float | None]) -> None:
-    assert early_overflow_blocks(FASTER_APART._replace(**changes), PARAMS) is None
-
-
-def test_where_restores_are_off_none_is_early() -> None:
-    assert early_overflow_blocks(FASTER_APART, RestoreParams(usage_threshold=0.0)) is None
-
-
-BEHIND = CALM._replace(num_waiting=5, merged_compute_load=1.2, separate_compute_load=1.0, behind_s=10.0)
-
-
-def test_a_pipeline_that_compute_binds_yields() -> None:
-    assert should_yield(BEHIND, PARAMS)
-    assert should_yield(BEHIND._replace(mean_stay_s=1.6), PARAMS)
-    assert should_yield(BEHIND._replace(mean_stay_s=16.0, behind_s=100.0), PARAMS)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_waiting": 0},
-        {"settled_s": 1.9},
-        {"behind_s": 9.0},  # a burst
-        {"separate_compute_load": 1.19},  # no better
-        {"mean_stay_s": 1.7},  # it has fallen behind by 1.67 s, and emptying it takes longer
-        {"merged_compute_load": None},
-        {"separate_compute_load": None},
-        {"merged_compute_load": 0.99},
-        {"separate_compute_load": 1.5},  # apart the members would have too little memory for good batches
-    ],
-)
-def test_any_one_reason_keeps_it_together(changes: dict[str, float | None]) -> None:
-    assert not should_yield(BEHIND._replace(**changes), PARAMS)
 
 
 @given(st.integers(1, 12), st.integers(0, 3), st.randoms(use_true_random=False))

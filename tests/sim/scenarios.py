@@ -17,7 +17,7 @@ from jettison.cost.model import CostModel
 from jettison.memory.kvtransfers import ExchangeMode
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.migration import MigrationParams
-from jettison.policy.overload import OverloadParams
+from jettison.policy.overload import OverloadParams, Trigger
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
 from jettison.sim.cluster import SimulatedCluster
@@ -71,7 +71,7 @@ def make_setup(policy: str = "drop", *, num_workers: int = 2, num_blocks: int = 
     if eager:
         params = replace(
             params, drop_dwell_s=0.05, restore=RestoreParams(usage_threshold=0.5, min_settled_s=0.1),
-            overload=OverloadParams(min_blocked_s=0.005, min_gain_s=0.01, min_gain_ratio=1.0, min_overloaded_s=0.0),
+            overload=OverloadParams(trigger=Trigger.PRESSURE, min_blocked_s=0.005),
         )
     shape = changes.pop("shape", make_shape())
     memory = MemorySetup.for_blocks(shape, BLOCK_SIZE, num_blocks, page_bytes=PAGE_BYTES)

@@ -68,7 +68,7 @@ def books(watched: Watched) -> object:
     cluster = watched.cluster
     state, loads, now_ns = cluster.core.state, cluster.core.loads, cluster.loop.now_ns
     monitored = [  # rates over the last ticks, too
-        loads.monitor(g).load(g, cluster.core.state.predictor, now_ns, loads.stays)
+        (loads.pressure(g, now_ns), loads.monitor(g).rates())
         for g in cluster.core.groups.values()
     ]
     return (

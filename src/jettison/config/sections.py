@@ -37,6 +37,7 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 StepPriority = Literal["decode", "prefill"]
 Dispatch = Literal["freest", "fewest-requests"]
 Planner = Literal["throughput", "memory"]
+DropTrigger = Literal["forecast", "pressure"]
 Migration = Literal["kv", "tokens", "adaptive"]
 MigrationFit = Literal["soonest", "first-fit", "best-fit"]
 Gathering = Literal["settle", "close"]
@@ -194,14 +195,14 @@ class OverloadConfig:
     planner: Planner = config_key(
         "throughput", Choice(Planner),
         "How far a drop merges: as little as frees enough memory, or until the KV cache has doubled.")
+    trigger: DropTrigger = config_key(
+        "forecast", Choice(DropTrigger),
+        "When a group whose queue memory keeps out drops. forecast: where its requests wait and last shorter for it; "
+        "pressure: always, and it is restored once usage is below --restore-threshold (KunServe's own).",
+        name="overload_trigger")
     min_wait_ms: int = config_key(
-        50, int_from(0), "How long memory must have kept the head of the queue out before it counts as overload "
-        "in a burst; in a queue of chance --overload-chance-wait-ms, too.",
+        50, int_from(0), "How long memory must have kept the head of the queue out before it counts as overload.",
         name="overload_min_wait_ms", metavar="MS")
-    chance_wait_ms: int = config_key(
-        200, int_from(0), "The same where no burst begins: a queue that chance has made mostly passes. Counts where it "
-        "is longer than --overload-min-wait-ms.",
-        name="overload_chance_wait_ms", metavar="MS")
     check_interval_ms: int = config_key(
         100, int_from(1), "How often the monitor looks besides after each step.",
         name="overload_check_interval_ms", metavar="MS")
@@ -218,7 +219,8 @@ class OverloadConfig:
         metavar="BOOL")
     restore_threshold: float = config_key(
         0.5, float_from(0.0, 1.0),
-        "Usage, as a part of the undropped KV capacity, below which layers are restored (0: never).",
+        "With --overload-trigger pressure: usage, as a part of the undropped KV capacity, below which layers are "
+        "restored. 0: never, whatever the trigger.",
         metavar="FRACTION")
     drop_dwell_ms: int = config_key(
         500, int_from(0), "Least time between the end of any move of an instance, a death beside "

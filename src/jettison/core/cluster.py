@@ -168,7 +168,6 @@ class ClusterCore:
         before, self.state.params = self.state.params, params
         if before.step_times != params.step_times:
             self.state.predict_anew()
-        self.loads.forget_predictions()
         for group in self.groups.values():
             group.touch()
 

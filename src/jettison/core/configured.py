@@ -22,7 +22,7 @@ from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.migration import MigrationParams
 from jettison.policy.movekinds import Fit, MoveParams
 from jettison.policy.offline import OfflineParams, SloParams
-from jettison.policy.overload import OverloadParams
+from jettison.policy.overload import OverloadParams, Trigger
 from jettison.policy.packing.params import Gather, PackParams
 from jettison.policy.packing.types import Priorities
 from jettison.policy.restore import RestoreParams
@@ -72,8 +72,7 @@ def cluster_params(
         rungs=with_wake(rungs if packing is None else with_packing(rungs), ladder.static_pipeline),
         static_pipeline=ladder.static_pipeline,
         overload=OverloadParams(
-            min_blocked_s=overload.min_wait_ms / 1e3,
-            min_chance_blocked_s=overload.chance_wait_ms / 1e3,
+            trigger=Trigger(overload.trigger), min_blocked_s=overload.min_wait_ms / 1e3,
             horizon_s=overload.horizon_ms / 1e3,
         ),
         dispatch=ORDERS[overload.dispatch],

@@ -6,9 +6,9 @@ Data and lookups only; decisions are in ``policy``, sequences in ``core.moving.m
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import log2
 from dataclasses import InitVar, dataclass, field
 from functools import partial
+from math import log2
 from typing import NamedTuple
 
 from jettison.core import residence

@@ -17,6 +17,9 @@ GOLDEN = 0.6180339887
 UNKNOWN_TOKENS = 64.0
 """Mean tokens of an answer while none has ended."""
 
+LEAST_SHARE = 1e-9
+"""Of answers that are longer still: a logarithm is taken of it."""
+
 
 class AnswerLengths:
     """The distribution of the lengths of answers, in tokens."""
@@ -52,11 +55,10 @@ class AnswerLengths:
                 low = middle + 1
         if low < len(self._left):
             return float(self._lengths[low])
-        beyond = max(longer_than, self._lengths[-1] if self._lengths else 0)
-        last = self._left[-1] if self._left else 1.0
         # Of those that are left the mean rate of ending goes on: an exponential.
-        base = last if beyond > longer_than else at_least
-        return beyond + max(1.0, -math.log(max(1e-9, wanted / base)) * self._mean_left)
+        has_longer = first < len(self._left)
+        beyond, left = (self._lengths[-1], wanted / self._left[-1]) if has_longer else (longer_than, 1.0 - share)
+        return beyond + max(1.0, -math.log(max(LEAST_SHARE, left)) * self._mean_left)
 
 
 def evenly(index: int) -> float:

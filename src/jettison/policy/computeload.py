@@ -44,12 +44,6 @@ class Arrangement(NamedTuple):
     """Instances of a group; 1 for separate ones."""
 
 
-def pipeline_loss(merged: float, separate: float) -> float:
-    """Share of the throughput of separate instances that a pipeline lacks, by the compute loads of both; ``merged`` is
-    above 0."""
-    return 1.0 - separate / merged
-
-
 def _rows(traffic: Traffic, arrangement: Arrangement) -> float:
     """Requests that decode in a step of an instance whose memory is full."""
     by_memory = arrangement.kv_tokens_per_instance / max(1.0, _mean_tokens(traffic))

@@ -16,6 +16,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from jettison.cost.stepwork import StepWork
@@ -40,8 +41,6 @@ class Seen(NamedTuple):
     left_output: float
     """Tokens that it is still expected to produce; at least 1."""
     has_first_token: bool = True
-    starts_s: float = 0.0
-    """When its KV is in place."""
 
 
 class Arrivals(NamedTuple):
@@ -149,7 +148,6 @@ class _Play:
         """[left prompt, tokens, left output, has first token] of admitted requests."""
         self.waiting: deque[tuple[float, float, float, bool, float]] = deque()
         """(tokens, prompt to be computed, left output, has first token, since when it waits)."""
-        self.entering: list[tuple[float, float, float, float]] = []
         self.num_waiting_first = 0
         self.cost = self.without_first = self.longest = 0.0
         self.returns_s: float | None = None
@@ -158,9 +156,7 @@ class _Play:
         self.number = 0
         for seen in load.running:
             self.held += seen.num_tokens
-            if seen.starts_s > 0.0:
-                self.entering.append((seen.starts_s, seen.num_tokens, seen.left_prompt, seen.left_output))
-            elif seen.left_prompt > 1:
+            if seen.left_prompt > 1:
                 self.prefilling.append([seen.left_prompt, seen.num_tokens, seen.left_output, seen.has_first_token, 0.0])
                 self.num_waiting_first += not seen.has_first_token
             else:
@@ -168,8 +164,6 @@ class _Play:
         for seen in load.waiting:
             self.waiting.append((seen.num_tokens, seen.left_prompt, seen.left_output, seen.has_first_token, 0.0))
             self.num_waiting_first += not seen.has_first_token
-        self.entering.sort()
-        self.entering.reverse()
         arrivals = load.arrivals
         self.arrivals, self.lengths = arrivals.times(horizon_s), arrivals.output_tokens or (1.0,)
         self.prompt = arrivals.prompt_tokens
@@ -190,12 +184,6 @@ class _Play:
             self.num_waiting_first += 1
             self._count(FIRST_TOKEN * (self.t - at_s))
             self.without_first += self.t - at_s
-        while self.entering and self.entering[-1][0] <= self.t:
-            _, tokens, prompt, left = self.entering.pop()
-            if prompt > 1:
-                self.prefilling.append([prompt, tokens, left, True, self.t])
-            else:
-                self._decode(tokens, left)
 
     def _change(self) -> None:
         """The second arrangement comes, where it may."""
@@ -211,7 +199,7 @@ class _Play:
             capacity = min(capacity, self.plan.fits_share * self.plan.then.capacity_tokens)
         while self.waiting:
             tokens, prompt, left, has_first, since_s = self.waiting[0]
-            running = len(self.ends) + len(self.prefilling) + len(self.entering)
+            running = len(self.ends) + len(self.prefilling)
             if running >= self.now.max_running or (self.held + tokens > capacity and running):
                 return
             self.waiting.popleft()
@@ -235,7 +223,7 @@ class _Play:
         self.cost += cost
 
     def _pass(self, seconds: float) -> None:
-        present = len(self.ends) + len(self.prefilling) + len(self.waiting) + len(self.entering)
+        present = len(self.ends) + len(self.prefilling) + len(self.waiting)
         rate = present + (FIRST_TOKEN - 1.0) * self.num_waiting_first
         while len(self.by_second) < self.horizon_s and len(self.by_second) + 1 <= self.t + seconds:
             self.by_second.append(self.cost + (len(self.by_second) + 1 - self.t) * rate)
@@ -245,12 +233,7 @@ class _Play:
 
     def _next_s(self) -> float:
         """When something comes to instances that are idle."""
-        next_s = self.until_s
-        if self.arrived < len(self.arrivals):
-            next_s = min(next_s, self.arrivals[self.arrived])
-        if self.entering:
-            next_s = min(next_s, self.entering[-1][0])
-        return next_s
+        return min(self.until_s, self.arrivals[self.arrived]) if self.arrived < len(self.arrivals) else self.until_s
 
     def _turns(self) -> None:
         """The turns of a short while."""
@@ -297,7 +280,7 @@ class _Play:
                 self._change()
                 self._admit()
                 if not self.ends and not self.prefilling:
-                    if not self.waiting and not self.entering and self.arrived >= len(self.arrivals):
+                    if not self.waiting and self.arrived >= len(self.arrivals):
                         break
                     self._pass(max(1e-3, self._next_s() - self.t))
                     continue
@@ -307,7 +290,9 @@ class _Play:
             if not waiting[3]:
                 self.longest = max(self.longest, self.t - waiting[4])
         self.by_second += [self.cost] * (int(self.horizon_s) - len(self.by_second))
-        return Forecast(self.cost, self.without_first, self.longest, self.returns_s, tuple(self.by_second))
+        # A request that ended within a while was counted to the end of that, and taken off again.
+        seconds = tuple(accumulate(self.by_second, max))
+        return Forecast(self.cost, self.without_first, self.longest, self.returns_s, seconds)
 
 
 def forecast(load: Load, plan: Plan, horizon_s: float) -> Forecast:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jettison.policy.overload import COMPUTE_BINDS, OverloadParams
 from jettison.policy.soonest import Way
 from jettison.report.results import RunResult
 
@@ -19,9 +18,6 @@ Event = Mapping[str, Any]
 
 SAME_MOMENT_S = 2e-3
 """Tolerance: records of one move agree on its begin up to the rounding of stored times."""
-
-_DEFAULTS = OverloadParams()
-"""Ratios that are not configurable, so every engine has these values."""
 
 _CONTEXT = ("t", "kind", "group", "workers")
 
@@ -53,7 +49,11 @@ class Decision:
 
 
 _ASSESSED = ("reason", "load", "merged_compute_load", "separate_compute_load")
-_WAITS = ("memory_wait_s", "compute_wait_s")
+_FORESEEN = (
+    "memory_wait_s", "compute_wait_s", "stay_request_s", "taken_request_s", "possible_request_s",
+    "stay_longest_wait_s", "taken_longest_wait_s",
+)  # fmt: skip
+"""Of drops made and declined; logs of earlier versions have compute's waits and loads in place of request-seconds."""
 
 
 def decisions_of(run: RunResult) -> list[Decision]:
@@ -119,6 +119,9 @@ def _drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
         outcome |= {
             "exchange_ms": max(e["ms"] for e in exchanged), "exchanged_bytes": sum(e["bytes"] for e in exchanged),
         }
+    seen = _first_after(log, ("forecast_outcome",), at_s)
+    if seen is not None and event.get("taken_request_s") is not None:
+        outcome |= _pick(seen, ("after_s", "foreseen_request_s", "seen_request_s"))
     failed = _first_after(log, ("drop_failed",), at_s)
     if not drops and failed is not None:
         outcome["failed"] = failed.get("reason")
@@ -128,7 +131,7 @@ def _drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     return Decision(
         at_s, "drop", event.get("group"), workers,
         _pick(event, (*_ASSESSED, "required_bytes", "overloaded_groups")),
-        _pick(event, (*_WAITS, "freed_bytes", "sufficient", "pulled_shards", "throughput_cost")), outcome,
+        _pick(event, (*_FORESEEN, "freed_bytes", "sufficient", "pulled_shards", "throughput_cost")), outcome,
         tuple(event.get("merges") or ()),
     )
 
@@ -136,26 +139,8 @@ def _drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
 def _no_drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     waited = _longest_wait_s(run, event["t"])
     outcome = {} if waited is None else {"longest_wait_in_queue_s": waited}
-    inputs = _pick(event, _ASSESSED)
-    if because := _why_compute_binds(event):
-        inputs = {"reason": inputs.pop("reason"), "because": because} | inputs
-    return Decision(event["t"], "no drop", event.get("group"), (), inputs, _pick(event, _WAITS), outcome)
-
-
-def _why_compute_binds(event: Event) -> str | None:
-    """The comparison that decided against a drop (``policy.overload``), in words; None for other reasons.
-
-    Logs of earlier versions lack the share of prompts in the steps: there, a verdict that the waits do not explain came
-    from that share.
-    """
-    memory_wait_s, compute_wait_s = (event.get(name) for name in _WAITS)
-    if event.get("reason") != COMPUTE_BINDS or memory_wait_s is None or compute_wait_s is None:
-        return None
-    fill = event.get("prefill_fill")
-    by_waits = float(memory_wait_s) < _DEFAULTS.min_gain_ratio * float(compute_wait_s)
-    if by_waits and (fill is None or float(fill) <= _DEFAULTS.max_prefill_fill):
-        return f"the memory wait is under {_DEFAULTS.min_gain_ratio:g} times the compute wait"
-    return f"prompts fill over {_DEFAULTS.max_prefill_fill:.0%} of the steps"
+    inputs, predicted = _pick(event, _ASSESSED), _pick(event, _FORESEEN)
+    return Decision(event["t"], "no drop", event.get("group"), (), inputs, predicted, outcome)
 
 
 def _restore(event: Event, log: Sequence[Event], run: RunResult) -> Decision:

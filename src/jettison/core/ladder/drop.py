@@ -1,38 +1,36 @@
 """Drop: an overloaded group merges with others, and the layers that they hold twice make room for KV (KunServe).
 
-The rung looks at every queue that memory keeps out on every tick, and after every step. Policies decide
-(``policy.overload``, ``policy.merge``) over the views of ``core.load.views``; ``core.moving.merging`` carries merges
-out.
+The rung looks at every queue that memory keeps out on every tick, and after every step. ``policy.merge`` plans, the
+forecast says whether a plan is worth it (``core.ladder.forecasts``), and ``core.moving.merging`` carries merges out.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jettison.core.ladder.dropplans import DropPlanner, required_bytes
+from jettison.core.ladder.forecasts import MergeQuestion, Saving, lone
 from jettison.core.ladder.hooks import Calm
+from jettison.core.ladder.outcomes import Watch
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.waysout import WaysOut
-from jettison.core.load.outlook import Outlook
 from jettison.core.moving.restoring import Restoring
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.policy.batching import BlockedBy
-from jettison.policy.merge import DropPlan, GroupMerge
-from jettison.policy.forecast import Arrangement, Forecast, Load, Plan, forecast
-from jettison.policy.overload import Assessment
+from jettison.policy.merge import DropPlan
+from jettison.policy.overload import Trigger
 from jettison.policy.soonest import Way, is_worth_waiting_for
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
+BINDS = "memory binds"
+NOT_WORTH_IT = "a pipeline would cost most of what memory saves"
+
 ASK_EVERY_NS = NANOSECONDS // 10
-HORIZON_S = 10.0
-FITS = 0.43
-import math
-import os
-MARGIN = float(os.environ.get("DMARGIN", "0.3"))
+"""Least time between two forecasts: they take milliseconds each, and the next steps change little."""
+
 MOST_PLANS = 4
 """Plans that are made for one drop, each with shorter pipelines than the one before; mostly the second is accepted."""
 
@@ -52,38 +50,12 @@ class _Choice(NamedTuple):
     """The result of planning a drop."""
 
     plan: DropPlan
-    """Merges that relieve an overloaded group and could keep up."""
+    """Merges that relieve an overloaded group, and are worth it."""
     missing_bytes: int
-    """Bytes required beyond what the plan frees and what merges that no group has asked for yet would; all of them for
-    an empty plan."""
-    declined: Assessment | None
-    """Why the first plan was not accepted; None where it was."""
-
-
-class Question(NamedTuple):
-    outlook: Outlook
-    lengths: Mapping[GroupId, int]
-    tokens: float
-    load: Load
-    stay: Arrangement
-    staying: Forecast
-    ample: Forecast
-    dwell_s: float
-    now_ns: int
-
-    def gain(self, merges: Sequence[Sequence[GroupId]]) -> float:
-        """Request-seconds that these merges are forecast to save, less what makes them worth their risk."""
-        merged = {g for m in merges for g in m}
-        lengths = [length for g, length in self.lengths.items() if g not in merged]
-        lengths += [sum(self.lengths[g] for g in m) for m in merges]
-        tokens = self.tokens + self.outlook.copies_tokens(sum(len(m) - 1 for m in merges))
-        arrangement = self.outlook.arrangement(lengths, tokens)
-        assert arrangement is not None
-        dropping = forecast(self.load, Plan(arrangement, self.stay._replace(starts_s=self.dwell_s), FITS), HORIZON_S)
-        possible = max(0.0, self.staying.cost_request_s - self.ample.cost_request_s)
-        if os.environ.get("SHOW"):
-            print(f"{self.now_ns/1e9:.2f} {merges} stay {self.staying} drop {dropping} ample {self.ample.cost_request_s} n={len(self.load.running)}+{len(self.load.waiting)} {self.load.arrivals[:4]}")
-        return self.staying.cost_request_s - dropping.cost_request_s - MARGIN * possible
+    """Bytes required beyond what the plan frees; all of them for an empty plan."""
+    saving: Saving | None
+    """What the plan is forecast to save; of an empty one, what the best of those declined would have saved. None: no
+    plan could be made, or none was weighed."""
 
 
 @register
@@ -102,16 +74,19 @@ class DropRung(Rung):
         self._state, self._loads, self._moves = means.state, means.loads, means.moves
         self._planner = DropPlanner(means.state, means.loads)
         self._ways = WaysOut(means)
-        self._asked_ns: dict[GroupId, int] = {}
+        self._asked_ns: int | None = None
+        """When the forecast was asked last."""
+        self._watch: Watch | None = None
+        """Counts what comes of the last drop's forecast."""
 
     def worker_ids(self) -> Collection[WorkerId]:
         """The members of all merges under way; empty: none."""
         return [w for merge in self._moves.merges for w in merge.worker_ids]
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """No calm where settings have memory foreseen to run out: then all groups are looked at, although memory keeps
-        no request out yet. Else calm without end: only a queue that memory keeps out is a reason to look."""
-        return Calm(0 if self._foresees else None)
+        """Calm without end: only a queue that memory keeps out is a reason to look. No calm where settings look ahead,
+        nor on ticks while a forecast's outcome is counted."""
+        return Calm(0 if self._foresees or (self._watch is not None and moment is Moment.TICK) else None)
 
     @property
     def _foresees(self) -> bool:
@@ -120,21 +95,17 @@ class DropRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
         """Yield offers for overloaded groups (merges, a restore to be called off, or more memory), and records of why a
-        group does not drop; nothing where no group is overloaded."""
-        after_step = moment is Moment.STEP_ENDED
-        for group_id in self._candidates(after_step=after_step):
+        group does not drop; nothing where no group is overloaded. Yield the outcome of the last drop's forecast in
+        time."""
+        if moment is Moment.TICK and self._watch is not None:
+            self._watch.note(now_ns)
+            if self._watch.is_over(now_ns):
+                yield from self._end_watch(now_ns)
+        for group_id in self._loads.pressed():
             group = self._state.groups.get(group_id)
-            if group is None or not self._may_bind(group, after_step) or not self._may_be_overloaded(group, now_ns):
+            if group is None or not self._is_overloaded(group, now_ns) or self._loads.monitor(group).awaits_tick:
                 continue
-            monitor = self._loads.monitor(group)
-            if monitor.awaits_tick:
-                continue
-            since = self._asked_ns.get(0)
-            if since is not None and now_ns - since < ASK_EVERY_NS:
-                continue
-            self._asked_ns[0] = now_ns
-            assessment = self._assess(group, now_ns)
-            yield from self._relieve(group, assessment, now_ns)
+            yield from self._relieve(group, now_ns)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         """Carry an offer out: without a plan, have the group's restore called off; else have rungs below give way at
@@ -153,51 +124,45 @@ class DropRung(Rung):
             actions += self.means.tell_unmet(asking, offer.missing_bytes, offer.why, now_ns)
         return actions
 
+    def _end_watch(self, now_ns: int) -> Iterator[Record]:
+        """Yield what came of the last drop's forecast, and count no more; nothing where none is counted."""
+        if self._watch is not None:
+            self._watch.note(now_ns)
+            yield self._watch.outcome(now_ns)
+            self._watch = None
+
     # --- overload ---------------------------------------------------------------------------------------------
 
-    def _candidates(self, *, after_step: bool) -> list[GroupId]:
-        """Ids of the groups that may be overloaded, in order. Where memory is foreseen to run out: all, or after a step
-        those with online requests waiting. Else those whose queue memory keeps out."""
-        if not self._foresees:
-            return sorted(self._loads.kept_out)
-        return sorted(self._state.changes.queued_online) if after_step else list(self._state.groups)
-
-    def _may_bind(self, group: Group, after_step: bool) -> bool:
-        """Whether an assessment of the group could lead to anything: a look at its queue that spares most groups the
-        rest."""
-        if self._foresees:
-            return bool(group.queues.waiting) or not after_step
-        return bool(group.queues.waiting) and group.head_blocked_by is BlockedBy.MEMORY
-
-    def _may_be_overloaded(self, group: Group, now_ns: int) -> bool:
-        """Whether an assessment could find the group overloaded, or a drop not worth it; a quick look."""
-        return self._loads.may_be_overloaded(group, now_ns)
-
-    def _assess(self, group: Group, now_ns: int) -> Assessment:
-        """The verdict on whether the group is overloaded now; for a group in a restore, on whether the restore goes
-        on."""
-        return self._loads.assess(group, now_ns, is_restoring=self._moves.restore_of(group) is not None)
-
     def _is_overloaded(self, group: Group, now_ns: int) -> bool:
-        """Whether the group is overloaded now, by the full assessment."""
-        return self._may_be_overloaded(group, now_ns) and self._assess(group, now_ns).overloaded
+        """Whether memory keeps the group's queue out, and has for long enough, or is foreseen to."""
+        is_blocked = bool(group.queues.waiting) and group.head_blocked_by is BlockedBy.MEMORY
+        return (is_blocked or self._foresees) and self._loads.memory_binds(group, now_ns)
 
-    def _decline(self, group: Group, assessment: Assessment, now_ns: int) -> Iterator[Record]:
-        """Yield the log record that this assessment speaks against a drop; nothing within a few seconds of the group's
-        last such record."""
-        if self._loads.monitor(group).is_news(now_ns):
-            yield Record("drop_declined", now_ns, {"group": group.group_id} | assessment.as_fields())
+    @property
+    def _weighs(self) -> bool:
+        """Whether a forecast decides."""
+        return self._state.params.overload.trigger is Trigger.FORECAST
+
+    def _may_ask(self, now_ns: int) -> bool:
+        """Whether enough time has passed since the last forecast; if so, it counts as asked now."""
+        if self._weighs and self._asked_ns is not None and now_ns - self._asked_ns < ASK_EVERY_NS:
+            return False
+        self._asked_ns = now_ns
+        return True
+
+    def _fits_nowhere(self, group: Group) -> bool:
+        """Whether the head of the queue needs more memory than its group has: then it is no matter of time."""
+        return self._loads.monitor(group).head_need_blocks(group) > group.blocks.capacity
 
     # --- plans ------------------------------------------------------------------------------------------------
 
-    def _relieve(self, group: Group, assessment: Assessment, now_ns: int) -> Iterator[Offer | Record]:
+    def _relieve(self, group: Group, now_ns: int) -> Iterator[Offer | Record]:
         """Yield what would relieve an overloaded group: its restore called off, merges, or more memory. Where a sleeper
         will serve sooner, or a plan is not worth it, yield a record of that. Nothing while a move touches the group or
         its dwell time lasts. Where no plan relieves the group, none is made again before the next tick."""
         if (restore := self._moves.restore_of(group)) is not None:
-            question = self._question(now_ns, restore)
-            if question is not None and question.gain([[-1 - w for w in restore.worker_ids]]) > 0.0:
-                yield DropOffer(groups=(group.group_id,), why=assessment.reason)
+            if self._may_ask(now_ns) and self._is_worth_turning(group, restore):
+                yield DropOffer(groups=(group.group_id,), why=BINDS)
             return
         if self._moves.is_moving(group) or not self._loads.has_dwelled(group, now_ns):
             return
@@ -205,27 +170,48 @@ class DropRung(Rung):
             if self._loads.monitor(group).is_news(now_ns):
                 yield held
             return
+        if not self._may_ask(now_ns):
+            return
         moving = self._moves.moving_workers()
-        nothing_moves = not moving
         free = [
             g for g in self._state.groups.values()
             if g is group or (moving.isdisjoint(g.worker_ids) and self._loads.has_dwelled(g, now_ns))
         ]
-        overloaded = [g for g in free if g is group or g.group_id in self._loads.kept_out]
+        overloaded = [g for g in free if g is group or self._is_overloaded(g, now_ns)]
         required = required_bytes(self._state, overloaded, self._state.params.growth_factor)
-        choice = self._choose(free, required, group, overloaded, assessment.gain_s, now_ns)
+        choice = self._choose(free, required, group, overloaded, now_ns)
         plan, told = choice.plan, tuple[Record, ...]()
         if plan.merges:
-            told = (self._decision(group, assessment, overloaded, required, plan, now_ns),)
-        elif choice.declined is not None:
-            yield from self._decline(group, choice.declined, now_ns)
+            yield from self._end_watch(now_ns)
+            told = (self._decision(group, choice, overloaded, required, now_ns),)
+            if choice.saving is not None:
+                self._watch = Watch(self._state, choice.saving.taking, now_ns)
+        elif choice.saving is not None:
+            yield from self._decline(group, choice.saving, now_ns)
         # Where others cannot take part just now, the end of a move or of a dwell time may change that at any step.
-        if not plan.merges and (choice.declined is not None or len(free) == len(self._state.groups)):
+        if not plan.merges and (choice.saving is not None or len(free) == len(self._state.groups)):
             self._loads.monitor(group).note_unrelieved()
-        missing = choice.missing_bytes if nothing_moves else 0
+        missing = 0 if moving else choice.missing_bytes
         if plan.merges or missing > 0:
-            why = "no drop plan frees enough" + (" that keeps up" if choice.declined is not None else "")
+            why = "no drop plan frees enough" + (" and is worth it" if choice.saving is not None else "")
             yield DropOffer(groups=(group.group_id,), why=why, plan=plan, missing_bytes=missing, told=told)
+
+    def _is_worth_turning(self, group: Group, restore: Restoring) -> bool:
+        """Whether calling a group's restore off is worth it."""
+        members = restore.worker_ids
+        question = MergeQuestion.of(self.means, members) if self._weighs else None
+        if question is None or self._fits_nowhere(group):
+            return True
+        return question.saving([[lone(w) for w in members]]).is_worth_it
+
+    def _decline(self, group: Group, saving: Saving, now_ns: int) -> Iterator[Record]:
+        """Note that no drop is worth it, and yield the log record of that; no record within a few seconds of the
+        group's last one."""
+        monitor = self._loads.monitor(group)
+        monitor.note_refused(NOT_WORTH_IT, now_ns)
+        if monitor.is_news(now_ns):
+            told = self._loads.pressure(group, now_ns).as_fields() | saving.as_fields()
+            yield Record("drop_declined", now_ns, {"group": group.group_id, "reason": NOT_WORTH_IT} | told)
 
     def _sooner_wake(self, group: Group, now_ns: int) -> Record | None:
         """The log record that a drop is held back, as a sleeper that is being woken will serve no later than the drop
@@ -241,16 +227,13 @@ class DropRung(Rung):
         return None
 
     def _decision(
-        self, group: Group, assessment: Assessment, overloaded: Sequence[Group], required: int,
-        plan: DropPlan, now_ns: int,
+        self, group: Group, choice: _Choice, overloaded: Sequence[Group], required: int, now_ns: int
     ) -> Record:
-        """The log record of a drop that is about to begin, with its merges and the verdict on the asking group's merge
-        (if it takes part, else on the group as it is)."""
-        made = next((len(m.stages) for m in plan.merges if group.group_id in m.sources), None)
-        if made is not None:  # what is told is the verdict on that length
-            assessment = self._loads.assess(group, now_ns, is_restoring=False, num_merged=made)
+        """The log record of a drop that is about to begin, with its merges and what they are forecast to save."""
+        plan = choice.plan
         decision = {
             "group": group.group_id,
+            "reason": BINDS,
             "required_bytes": required,
             "freed_bytes": plan.freed_bytes,
             "sufficient": plan.sufficient,
@@ -258,62 +241,48 @@ class DropRung(Rung):
             "pulled_shards": sum(len(m.pulls) for m in plan.merges),
             "throughput_cost": self._planner.throughput_cost(plan),
             "merges": plan.merges_as_fields(),
-        } | assessment.as_fields()
-        return Record("drop_decided", now_ns, decision)
+        } | self._loads.pressure(group, now_ns).as_fields()
+        return Record("drop_decided", now_ns, decision | ({} if choice.saving is None else choice.saving.as_fields()))
 
     def _choose(
-        self, free: Sequence[Group], required: int, asker: Group, overloaded: Sequence[Group],
-        max_pull_s: float, now_ns: int,
+        self, free: Sequence[Group], required: int, asker: Group, overloaded: Sequence[Group], now_ns: int
     ) -> _Choice:
-        """A plan that relieves the overloaded groups, with pipelines as long as they keep up, the bytes that it lacks,
-        and the verdict against the first plan, if any.
+        """The plan that saves most, if it is worth it: with pipelines as long as frees enough or shorter ones, and with
+        all of its merges or the first ones.
 
-        The first look at a group takes the shortest pipeline for granted. Where a plan makes longer ones that could not
-        keep up, another is made with the longest that could. Merges of groups that are not overloaded are left out:
-        they relieve no queue, and their turn comes when one of them asks.
+        Merges of groups that are not overloaded are left out: they relieve no queue, and their turn comes when one of
+        them asks. Where nothing is known of steps, where settings have no plan weighed, and where the head of the queue
+        fits nowhere as it is, the first plan is taken.
         """
-        asking = {g.group_id: g for g in overloaded}
-        shape, tried, most_members = self._state.shape, 0, (int(os.environ["MOSTM"]) if "MOSTM" in os.environ else None)
-        best: DropPlan | None = None
-        best_gain = 0.0
-        question = self._question(now_ns)
-        while question is not None and tried < MOST_PLANS:
-            tried += 1
-            plan = self._planner.plan(free, required, asker.group_id, max_pull_s, most_members)
-            kept = [m for m in plan.merges if self._judges(m, asker, asking)]
-            kept.sort(key=lambda m: asker.group_id not in m.sources)
-            for count in {len(kept), (len(kept) + 1) // 2, 1} if kept else ():
-                part = plan.only(kept[:count], shape)
-                gain = question.gain([m.sources for m in part.merges])
-                if gain > best_gain:
-                    best, best_gain = part, gain
+        wait_s = self._loads.pressure(asker, now_ns).memory_wait_s
+        question = MergeQuestion.of(self.means) if self._weighs and not self._fits_nowhere(asker) else None
+        asking = {g.group_id for g in overloaded}
+        best: tuple[DropPlan, Saving, int] | None = None
+        for plan in self._plans(free, required, asker.group_id, wait_s):
+            relieving = [m for m in plan.merges if asker.group_id in m.sources or not asking.isdisjoint(m.sources)]
+            relieving.sort(key=lambda m: asker.group_id not in m.sources)
+            if question is None:
+                chosen = plan.only(relieving, self._state.shape)
+                return _Choice(chosen, required - chosen.freed_bytes, None)
+            for count in sorted({len(relieving), (len(relieving) + 1) // 2, min(1, len(relieving))} - {0}):
+                part = plan.only(relieving[:count], self._state.shape)
+                saving = question.saving(m.sources for m in part.merges)
+                if best is None or saving.saved_request_s > best[1].saved_request_s:
+                    best = part, saving, plan.freed_bytes
+        if best is None or not best[1].is_worth_it:
+            return _Choice(DropPlan((), 0, required), required, None if best is None else best[1])
+        # Memory that merges which no group has asked for would free is there for the asking: it is not missing.
+        return _Choice(best[0], required - best[2], best[1])
+
+    def _plans(
+        self, free: Sequence[Group], required: int, asking: GroupId, max_pull_s: float
+    ) -> Iterator[DropPlan]:
+        """Yield plans, each with shorter pipelines than the one before."""
+        most_members: int | None = None
+        for _ in range(MOST_PLANS):
+            plan = self._planner.plan(free, required, asking, max_pull_s, most_members)
+            yield plan
             longest = max((len(m.stages) for m in plan.merges), default=0)
             if longest <= 2:
-                break
+                return
             most_members = longest - 1
-        if best is None:
-            return _Choice(DropPlan((), 0, required), required, self._assess(asker, now_ns))
-        return _Choice(best, required - best.freed_bytes, None)
-
-    def _question(self, now_ns: int, restore: Restoring | None = None) -> Question | None:
-        """What merges would save the whole cluster: waiting requests go where there is room, so all groups are one
-        pool. None while step times are not known. ``restore``: taken to be over."""
-        outlook, groups = self._loads.outlook, list(self._state.groups.values())
-        apart = () if restore is None else restore.worker_ids
-        lengths = {g.group_id: len(g.stages) for g in groups if g.worker_ids[0] not in apart}
-        tokens = outlook.capacity_tokens(g for g in groups if g.group_id in lengths) + outlook.apart_tokens(apart)
-        lengths |= {-1 - w: 1 for w in apart}
-        stay = outlook.arrangement(list(lengths.values()), tokens)
-        if stay is None:
-            return None
-        load = outlook.load(groups)
-        staying = forecast(load, Plan(stay), HORIZON_S)
-        ample = forecast(load, Plan(stay._replace(capacity_tokens=math.inf)), HORIZON_S)
-        return Question(outlook, lengths, tokens, load, stay, staying, ample, self._state.params.restore.min_settled_s, now_ns)
-
-    def _judges(
-        self, merge: GroupMerge, asker: Group, asking: Mapping[GroupId, Group]
-    ) -> list[Group]:
-        """The groups that say whether a merge is worth it: the asking one if it takes part, else all overloaded ones in
-        it. Empty: none."""
-        return [asker] if asker.group_id in merge.sources else [asking[g] for g in merge.sources if g in asking]

@@ -1,37 +1,28 @@
 """Restore: a merged group goes back to instances when its wave has passed, or when compute binds (KunServe).
 
-Policies decide (``policy.restore``) over the views of ``core.load.views``; ``core.moving.restoring`` carries restores
-out. Offline KV keeps no group merged: where the online requests alone would let a group go back, or let a restore under
-way split, rungs below are asked to take offline KV out first.
+The forecast decides (``core.ladder.forecasts``), or a threshold of usage where settings say so;
+``core.moving.restoring`` carries restores out. Offline KV keeps no group merged: where the online requests alone would
+let a group go back, or let a restore under way split, rungs below are asked to take offline KV out first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from jettison.core.load.pullrates import PullRates
-from jettison.policy.forecast import Plan, forecast
-from jettison.core.ladder.drop import HORIZON_S, MARGIN
+from jettison.core.ladder.forecasts import TakingApart, taking_apart
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.splits import choose_split
 from jettison.core.moving.restoring import Restoring, fits, room_blocks, will_hold
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
-from jettison.policy.restore import (
-    MergedLoad,
-    RestoreParams,
-    early_overflow_blocks,
-    plan_splits,
-    should_restore,
-    should_yield,
-)
-from jettison.types import WorkerId
+from jettison.policy.overload import Trigger
+from jettison.policy.restore import plan_splits
+from jettison.types import NANOSECONDS, GroupId, WorkerId
 
-LATER_S = 1.0
-import os
-YMARGIN = float(os.environ.get("YMARGIN", "0.5"))
+ASK_EVERY_NS = NANOSECONDS // 2
+"""Least time between two forecasts for a merged group: its wave passes in seconds."""
+
 _ROOM = "without offline work its load fits into its members again"
 
 
@@ -53,7 +44,7 @@ class YieldOffer(Offer):
     """Compute binds a merged group: it is to admit only what its members could hold apart, so that it can be
     restored."""
 
-    load: MergedLoad
+    forecast: TakingApart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +56,6 @@ class CapOffer(Offer):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOffer(Offer):
     """A restore under way is to be called off, as a request needs the memory of all members."""
-
-
-class Comparison(NamedTuple):
-    """What alternatives to staying merged are forecast to save, in request-seconds."""
-
-    gain_request_s: float
-    """By restoring now and not later."""
-    yield_gain_request_s: float
-    """By emptying the memory for a restore."""
 
 
 @register
@@ -89,6 +71,8 @@ class RestoreRung(Rung):
     def __init__(self, means: Means) -> None:
         super().__init__(means)
         self._state, self._loads, self._moves = means.state, means.loads, means.moves
+        self._asked_ns: dict[GroupId, int] = {}
+        """When the forecast for each merged group was asked for last."""
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
         """Yield offers for every merged group on every tick: restore it, make room for that, cap its admission or lift
@@ -112,7 +96,7 @@ class RestoreRung(Rung):
             case RoomOffer():
                 return self.means.ask_room(self, group, offer.why, now_ns)
             case YieldOffer():
-                record = self._yield(group, offer.load, now_ns)
+                record = self._yield(group, offer.forecast, now_ns)
                 restore = self._moves.restore_of(group)
                 return [record] if restore is None else [record, *self._moves.take_queue_along(restore, now_ns)]
             case CapOffer():
@@ -169,55 +153,72 @@ class RestoreRung(Rung):
             elif group.blocks.num_used <= cap and not group.queues.moving:
                 yield RestoreOffer(groups=ids, why="compute binds, and its members have more of it apart")
             return
-        load = self._loads.merged_load(group, now_ns)
-        if load.settled_s < self._loads.monitor(group).patience(self._state.params.restore.min_settled_s):
+        patience_s = self._loads.monitor(group).patience(self._state.params.restore.min_settled_s)
+        if self._loads.settled_s(group, now_ns) < patience_s:
             return
-        found = self._compare(group)
-        if found is None:
-            return
-        gain = found.gain_request_s
-        if gain >= 0.0 and not load.num_waiting:
-            overflow = 0 if not load.recompute_block_s or gain <= 0.0 else int(
-                gain / (load.recompute_block_s * max(1, len(group.queues.running)))
-            )
-            if self._can_split(group):
-                yield RestoreOffer(groups=ids, why="its load fits into its members again")
-                return
-            if overflow and self._can_split(group, overflow):
-                why = "all but a little of its load fits into its members again"
-                yield RestoreOffer(groups=ids, why=why, max_overflow_blocks=overflow)
-                return
-            if self._gives_room and group.queues.holding_offline() and self._can_split(group, without_offline=True):
-                yield RoomOffer(groups=ids, why=_ROOM)
-                return
-        if found.yield_gain_request_s > 0.0 and not self._needs_merging(group):
-            yield YieldOffer(groups=ids, why="compute binds", load=load)
+        if self._is_calm(group):
+            yield from self._restore(group, now_ns)
+        elif (found := self._taking_apart(group, now_ns)) is not None and found.should_empty:
+            if not self._needs_merging(group):
+                yield YieldOffer(groups=ids, why="compute binds", forecast=found)
 
-    def _compare(self, group: Group) -> Comparison | None:
-        """What restoring now, and emptying the memory for a restore, are forecast to save over staying merged for
-        longer; None while step times are not known."""
-        outlook, members = self._loads.outlook, group.worker_ids
-        merged = outlook.arrangement([len(members)], outlook.capacity_tokens([group]))
-        # A long pipeline goes back by halves: a group of every second member has room for more while requests return.
-        parts = [1] * len(members) if len(members) < 4 else [(len(members) + 1) // 2, len(members) // 2]
-        apart_tokens = outlook.apart_tokens(members) + outlook.copies_tokens(len(members) - len(parts))
-        apart = outlook.arrangement(parts, apart_tokens)
-        room = self._fitting_blocks(group) * self._state.limits.block_size / apart_tokens
-        if merged is None or apart is None:
-            return None
-        missing_bytes = self._state.shape.parameter_bytes * (len(members) - 1) / len(members)
-        takes_s = missing_bytes / PullRates(self._state).slowest(members)
-        load = outlook.load([group])
-        now = forecast(load, Plan(merged, apart._replace(starts_s=takes_s)), HORIZON_S)
-        later = forecast(load, Plan(merged, apart._replace(starts_s=takes_s + LATER_S), room), HORIZON_S)
-        emptied = forecast(load, Plan(merged, apart._replace(starts_s=takes_s), room, is_capped=True), HORIZON_S)
-        import os
-        if os.environ.get("SHOW"):
-            print(group.group_id, "now", now, "later", later, "yield", emptied)
-        return Comparison(
-            later.cost_request_s - now.cost_request_s,
-            later.cost_request_s - emptied.cost_request_s - YMARGIN * later.cost_request_s,
+    def _is_calm(self, group: Group) -> bool:
+        """Whether no request waits: none is kept out, and none that has come since the last step was planned counts, as
+        long steps keep newcomers waiting."""
+        return not self._loads.num_kept_waiting(group) or (
+            group.head_blocked_by is None and not group.queues.moving and not group.queues.stored
         )
+
+    @property
+    def _weighs(self) -> bool:
+        """Whether a forecast decides; else a threshold does."""
+        return self._state.params.overload.trigger is Trigger.FORECAST
+
+    def _taking_apart(self, group: Group, now_ns: int) -> TakingApart | None:
+        """What the group would save by being taken apart. None where settings have a threshold decide, within
+        ``ASK_EVERY_NS`` of the last answer, and while step times are not known."""
+        asked_ns = self._asked_ns.get(group.group_id)
+        if not self._weighs or (asked_ns is not None and now_ns - asked_ns < ASK_EVERY_NS):
+            return None
+        self._asked_ns = {g: at_ns for g, at_ns in self._asked_ns.items() if g in self._state.pipelines}
+        self._asked_ns[group.group_id] = now_ns
+        return taking_apart(self.means, group, self._fitting_blocks(group) * self._state.limits.block_size)
+
+    def _restore(self, group: Group, now_ns: int) -> Iterator[Offer]:
+        """Yield an offer to restore a group whose requests all run, if its load fits into its members, or all but a
+        little of it, or will without offline work; nothing where it is better off merged."""
+        ids = (group.group_id,)
+        everything = sum(self._state.workers[w].full_blocks for w in group.worker_ids)
+        if group.blocks.num_used >= everything and not self._can_split(group, without_offline=self._gives_room):
+            return
+        found = self._taking_apart(group, now_ns) if self._weighs else None
+        if found is None and (self._weighs or not self._is_below_threshold(group)):
+            return
+        if found is not None and found.saved_request_s < 0.0:
+            return
+        if self._can_split(group):
+            yield RestoreOffer(groups=ids, why="its load fits into its members again")
+        elif (overflow := self._overflow_blocks(group, found)) and self._can_split(group, overflow):
+            why = "all but a little of its load fits into its members again"
+            yield RestoreOffer(groups=ids, why=why, max_overflow_blocks=overflow)
+        elif self._gives_room and group.queues.holding_offline() and self._can_split(group, without_offline=True):
+            yield RoomOffer(groups=ids, why=_ROOM)
+
+    def _is_below_threshold(self, group: Group) -> bool:
+        """Whether online requests hold less than the threshold of the members' undropped capacity (KunServe v3 section
+        4.4)."""
+        offline = (s.request_id for s in group.queues.holding_offline()) if self._gives_room else ()
+        used = group.blocks.num_used_without(offline)
+        capacity = sum(self._state.workers[w].full_blocks for w in group.worker_ids)
+        return used < self._state.params.restore.usage_threshold * capacity
+
+    def _overflow_blocks(self, group: Group, found: TakingApart | None) -> int:
+        """Blocks that may be given up and computed again at a restore: as many as cost less than the restore saves,
+        while all running requests wait for them."""
+        block_s = self._loads.recompute_block_s(group)
+        if found is None or not block_s:
+            return 0
+        return int(found.saved_request_s / (block_s * max(1, len(group.queues.running))))
 
     def _reconsider(self, restore: Restoring, now_ns: int) -> Iterator[Offer]:
         """Yield offers for a restore whose members have not split yet: to call it off if a request needs all members,
@@ -234,17 +235,17 @@ class RestoreRung(Rung):
             yield RoomOffer(groups=ids, why=_ROOM)
         if not group.queues.waiting or restore.takes_queue_along:
             return
-        found = self._compare(group)
-        if found is not None and found.yield_gain_request_s > 0.0:
-            yield YieldOffer(groups=ids, why="compute binds", load=self._loads.merged_load(group, now_ns))
+        found = self._taking_apart(group, now_ns)
+        if found is not None and found.should_empty:
+            yield YieldOffer(groups=ids, why="compute binds", forecast=found)
 
-    def _yield(self, group: Group, load: MergedLoad, now_ns: int) -> Record:
+    def _yield(self, group: Group, found: TakingApart, now_ns: int) -> Record:
         """Cap the group's admission at what its members could hold apart; return the record of that."""
         group.blocks.cap_admission(self.name, self._fitting_blocks(group))
         fields = {
             "group": group.group_id,
-            "merged_compute_load": load.merged_compute_load,
-            "separate_compute_load": load.separate_compute_load,
+            "stay_request_s": found.staying.cost_request_s,
+            "emptied_request_s": found.emptied.cost_request_s,
             "cap_blocks": group.blocks.caps.get(self.name),
         }
         return Record("yield", now_ns, fields)

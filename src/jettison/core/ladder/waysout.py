@@ -15,7 +15,7 @@ from jettison.core.serving.group import Group
 from jettison.cost.stepwork import NOTHING, step_of
 from jettison.memory.kvtransfers import MigrationKind
 from jettison.policy.exchange import LinkId
-from jettison.policy.overload import Assessment
+from jettison.policy.overload import Pressure
 from jettison.policy.soonest import (
     BUSY_SHARE,
     Migration,
@@ -41,17 +41,17 @@ class WaysOut:
         self._planner = DropPlanner(means.state, means.loads)
 
     def times(
-        self, group: Group, assessment: Assessment, wake: WakeForecast | None, now_ns: int
+        self, group: Group, pressure: Pressure, wake: WakeForecast | None, now_ns: int
     ) -> dict[Way, float | None]:
         """Seconds until the head is let in, by each way that is open to a group whose queue memory keeps out; None: not
         known. ``wake``: what is known of the sleeper that would be woken; None: there is none."""
         ways = self._means.ways()
-        times: dict[Way, float | None] = {Way.WAIT: assessment.memory_wait_s}
+        times: dict[Way, float | None] = {Way.WAIT: pressure.memory_wait_s}
         if Way.MIGRATE in ways and (migration := self.migration(group)) is not None:
             times[Way.MIGRATE] = migrate_s(migration)
         if wake is not None:
             times[Way.WAKE] = self.taken.seconds(wake)
-        if Way.DROP in ways and not assessment.refuses and self._may_merge(group):
+        if Way.DROP in ways and pressure.refuses is None and self._may_merge(group):
             times[Way.DROP] = self.drop_s(group, now_ns)
         return times
 

@@ -1,7 +1,4 @@
-"""Compute load: what share of its time a cluster would need for the present traffic, were its groups of such a size.
-
-What is known is good until anything that it is made from is fed: ``Loads`` clears it then.
-"""
+"""What instances serve a second under the present traffic, for the costs of drop plans (KunServe v1)."""
 
 from __future__ import annotations
 
@@ -9,31 +6,15 @@ from jettison.core.load.monitor import TrafficMonitor
 from jettison.core.state import ClusterState
 from jettison.cost.grouprate import TokenMix
 from jettison.cost.stepwork import NOTHING, StepWork
-from jettison.policy.computeload import Arrangement, compute_load, steady_step
+from jettison.policy.computeload import Arrangement, steady_step
 
 
 class ComputeLoads:
-    """Compute loads of one cluster, by the number of stages of its groups; computed once, until ``Loads`` clears
-    ``known``."""
+    """Rates at which groups serve, by their number of stages."""
 
     def __init__(self, state: ClusterState, traffic: TrafficMonitor) -> None:
         self._state = state
         self._traffic = traffic
-        self.known: dict[int, float | None] = {}
-        """Loads that were asked for, by number of stages."""
-
-    def load(self, num_stages: int) -> float | None:
-        """Online requests that arrive, over those that all workers together could serve, if all groups had
-        ``num_stages`` members; 1.0: as fast as they can be served. None while traffic or step times are not known, or
-        no worker can serve. The answer is remembered in ``known``."""
-        if num_stages in self.known:
-            return self.known[num_stages]
-        traffic, arrangement = self._traffic.traffic(), self._arrangement(num_stages)
-        load = None
-        if traffic is not None and arrangement is not None:
-            load = compute_load(traffic, arrangement, self._state.predictor)
-        self.known[num_stages] = load
-        return load
 
     def steady_step(self, num_stages: int) -> StepWork | None:
         """The work of an instance's step in a steady state under the present online traffic, if all groups had

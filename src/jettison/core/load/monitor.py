@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 from jettison.core.load.samples import TickTimes, Totals, per_s
 from jettison.core.serving.group import Group
-from jettison.cost.predictor import StepTimePredictor
-from jettison.cost.stepwork import StepWork
 from jettison.policy.batching import BlockedBy
 from jettison.policy.computeload import Traffic
-from jettison.policy.overload import GroupLoad
+from jettison.policy.overload import memory_wait_s
 from jettison.types import NANOSECONDS
 
 WINDOW_S = 2
@@ -26,12 +24,6 @@ WINDOW_SPAN = 1.25
 MAX_DOUBLINGS = 7
 """Most doublings of the dwell time of a group whose moves fail."""
 
-NUM_FILLS = 8
-"""Steps over which the prompts' share of the token budget is averaged: a burst's beginning has to show."""
-
-LEAST_FILL = 1e-3
-"""A smaller share of the token budget counts as 0."""
-
 NUM_STAYS = 50
 """How many ended requests the mean stay remembers: it has to follow the load's own step times."""
 
@@ -41,8 +33,8 @@ NUM_ANSWERS = 64
 NUM_PROMPTS = 300
 """How many prompts the share of cached tokens remembers: sessions come and go."""
 
-EPISODE_NS = NANOSECONDS // 2
-"""Verdicts of overload that are further apart belong to different bursts."""
+REFUSED_NS = NANOSECONDS // 2
+"""How long it counts that a drop was declined: a few looks."""
 
 NEWS_INTERVAL_NS = 5 * NANOSECONDS
 """Least time between two entries of the event log that say that nothing was done."""
@@ -117,12 +109,6 @@ class TrafficMonitor:
         self._mean_first_blocks += (num_first_blocks - self._mean_first_blocks) * weight
         self._mean_block_s += ((num_first_blocks + num_blocks) / 2 * stay_s - self._mean_block_s) * weight
         self.mean_stay_s = self._mean_block_s / self._mean_blocks
-
-    @property
-    def admitted_share(self) -> float:
-        """Share of the blocks that a request gives back with which it was admitted, over the last ended ones; it took
-        the others as it grew. 1.0 before one has ended."""
-        return self._mean_first_blocks / self._mean_blocks if self._mean_blocks else 1.0
 
     def traffic(self) -> Traffic | None:
         """Requests a second over ``TRAFFIC_WINDOW_NS``, with their mean prompt tokens (less the share that the prefix
@@ -213,49 +199,20 @@ class GroupMonitor:
     ticks: TickTimes = field(default_factory=TickTimes)
     num_arrived_blocks: int = 0
     """Need of the online prompts that were dispatched to this group."""
-    foreseen_since_ns: int | None = None
-    behind_since_ns: int | None = None
-    overloaded_since_ns: int | None = None
-    overloaded_seen_ns: int | None = None
     blocked_since_ns: int | None = None
     settled_since_ns: int | None = None
     """End of its last move (also while the next one is under way); None = no move yet."""
     step_ended_ns: int | None = None
     """When a step of it last ended."""
-    prefill_fill: float = 0.0
-    """Share of the token budget that online prompts took in the last steps."""
     num_failures: int = 0
     """Moves in a row that failed: each doubles the time to the next attempt."""
     _unrelieved_tick: int | None = None
     """Number of the tick that comes after the last plan that could not relieve the group."""
     _last_news_ns: int | None = None
-    _online_used: Totals | None = None
-    """Blocks that online requests of a merged group hold."""
+    _refused: tuple[int, str] | None = None
+    """When and why a drop was declined last."""
     _totals: Totals | None = None
     """Blocks freed, grown, arrived, held and let in, since they were first noted."""
-
-    def note_behind(self, is_behind: bool, now_ns: int) -> float:
-        """Follow for how long compute has bound a pipeline without a break; returns seconds, 0.0 where it does not
-        now."""
-        if not is_behind:
-            self.behind_since_ns = None
-        elif self.behind_since_ns is None:
-            self.behind_since_ns = now_ns
-        return 0.0 if self.behind_since_ns is None else (now_ns - self.behind_since_ns) / NANOSECONDS
-
-    def note_fill(self, share: float) -> None:
-        """Take a step that has ended, in which online prompts took this share of the token budget, into
-        ``prefill_fill``, a mean over about ``NUM_FILLS`` steps. A mean below ``LEAST_FILL`` becomes 0."""
-        fill = self.prefill_fill + (share - self.prefill_fill) / NUM_FILLS
-        self.prefill_fill = fill if fill >= LEAST_FILL else 0.0
-
-    def note_decodes(self, num_steps: int) -> None:
-        """Take ``num_steps`` ended steps in which no request had a prompt to compute into ``prefill_fill``, until it is
-        0."""
-        for _ in range(num_steps):
-            if self.prefill_fill == 0.0:
-                break
-            self.note_fill(0.0)
 
     def patience(self, dwell_s: float) -> float:
         """Seconds that the group waits between two moves: ``dwell_s``, doubled for each move in a row that failed, at
@@ -306,36 +263,21 @@ class GroupMonitor:
         blocks = (freed - grown, freed, arrived, arrived + grown, used, let_in)
         return BlockRates(*(per_s(change, duration_ns) for change in blocks))
 
-    def note_online_used(self, num_blocks: int) -> float:
-        """Note the blocks that online requests of a merged group hold; called on every tick. Returns their change a
-        second, a mean over the last ``WINDOW_NS``; 0.0 while too little has been seen."""
-        if self._online_used is None:
-            self._online_used = Totals(self.ticks, num_blocks)
-        else:
-            self._online_used.note(num_blocks)
-        changes = self._online_used.changes(WINDOW_NS)
-        return 0.0 if changes is None else per_s(changes[0][0], changes[1])
-
     def let_in_per_s(self, window_ns: int) -> float:
         """Blocks a second of online requests that were admitted, less those of preempted ones, a mean over the last
         ``window_ns``; 0.0 while too little has been seen."""
         changes = None if self._totals is None else self._totals.changes(window_ns)
         return 0.0 if changes is None else per_s(changes[0][-1], changes[1])
 
-    def note_verdict(self, overloaded: bool, declines: bool, now_ns: int) -> float:
-        """Follow for how long the group has been overloaded; returns seconds since the first such verdict of the
-        present burst, 0.0 without one. A verdict against a drop (``declines``) ends the burst, and so does any verdict
-        more than ``EPISODE_NS`` after the last one of overload.
+    def note_refused(self, why: str, now_ns: int) -> None:
+        """Note that a drop for this group was declined."""
+        self._refused = now_ns, why
 
-        A moment in which nothing waits for memory does not: each request that ends lets the next one in.
-        """
-        if declines or (self.overloaded_seen_ns is not None and now_ns - self.overloaded_seen_ns > EPISODE_NS):
-            self.overloaded_since_ns = None
-        if overloaded:
-            self.overloaded_seen_ns = now_ns
-            if self.overloaded_since_ns is None:
-                self.overloaded_since_ns = now_ns
-        return 0.0 if self.overloaded_since_ns is None else (now_ns - self.overloaded_since_ns) / NANOSECONDS
+    def refusal(self, now_ns: int) -> str | None:
+        """Why a drop for this group was declined of late; None: none was."""
+        if self._refused is None or now_ns - self._refused[0] > REFUSED_NS:
+            return None
+        return self._refused[1]
 
     def note_unrelieved(self) -> None:
         """Note that no plan relieves the group: until the next tick another plan would come to the same
@@ -346,15 +288,6 @@ class GroupMonitor:
     def awaits_tick(self) -> bool:
         """Whether a plan since the last tick has found nothing that relieves the group."""
         return self._unrelieved_tick == self.ticks.num_ticks
-
-    def note_foreseen(self, missing_blocks: float, now_ns: int) -> float:
-        """Follow for how long memory has been foreseen to run out without a break; returns seconds, 0.0 where no blocks
-        are foreseen to be missing now."""
-        if missing_blocks <= 0.0:
-            self.foreseen_since_ns = None
-        elif self.foreseen_since_ns is None:
-            self.foreseen_since_ns = now_ns
-        return 0.0 if self.foreseen_since_ns is None else (now_ns - self.foreseen_since_ns) / NANOSECONDS
 
     def note_blocked(self, group: Group, now_ns: int) -> None:
         """Follow since when memory has kept the head of the online queue out without a break."""
@@ -409,43 +342,13 @@ class GroupMonitor:
         not."""
         return None if self.blocked_since_ns is None else (now_ns - self.blocked_since_ns) / NANOSECONDS
 
-    def load(
-        self, group: Group, predictor: StepTimePredictor, now_ns: int, stays: Stays = UNKNOWN_STAYS
-    ) -> GroupLoad:
-        """The group as the overload policy sees it, as far as this monitor and the predictor know; ``Loads.assess``
-        adds the rest. ``stays``: how long requests of each class have stayed of late."""
-        queues = group.queues
-        unfinished = queues.unfinished_tokens()
-        # Decodes beside a step's prompts; where prompts come first, a step has room for nothing else.
-        num_decodes, kv_tokens = len(queues.running), group.blocks.num_used * group.limits.block_size
-        if group.limits.prefill_first and len(group.stages) == 1:
-            num_decodes = kv_tokens = 0
-        rates, blocked_s, num_stages = self.rates(), self.blocked_s(now_ns), len(group.stages)
-        return GroupLoad(
-            group.group_id,
-            group.blocks.capacity,
-            group.blocks.num_used,
-            self.head_need_blocks(group),
-            queues.queued_blocks(),
-            len(queues.waiting),
-            blocked_s is not None,
-            blocked_s or 0.0,
-            self._freed_per_s(group, rates, stays, now_ns),
-            queues.queued_tokens() + unfinished,
-            predictor.prefill_tokens_per_s(
-                group.limits.max_num_batched_tokens,
-                StepWork.decodes(num_decodes // num_stages, kv_tokens // num_stages),
-                num_stages,
-                prompt_tokens=queues.queued_tokens() // len(queues.waiting) if queues.waiting else None,
-            ),
-            None if rates is None else rates.demanded,
-            None if rates is None else rates.released,
-            None if rates is None else rates.arrived * group.limits.block_size,
-            prefill_fill=self.prefill_fill,
-            unfinished_prefill_tokens=unfinished,
-            surge=self._surge(),
-            admitted_blocks_per_s=self._admitted_per_s(group, rates, blocked_s),
-        )
+    def memory_wait_s(self, group: Group, now_ns: int, stays: Stays = UNKNOWN_STAYS) -> float:
+        """Seconds until the group's whole online queue has its memory, as things are. ``stays``: how long requests of
+        each class have stayed of late."""
+        rates, queued = self.rates(), group.queues.queued_blocks()
+        missing = group.blocks.num_used + queued - group.blocks.capacity
+        freed = self._freed_per_s(group, rates, stays, now_ns)
+        return memory_wait_s(missing, freed, queued, self._admitted_per_s(group, rates, self.blocked_s(now_ns)))
 
     def _admitted_per_s(self, group: Group, rates: BlockRates | None, blocked_s: float | None) -> float | None:
         """Blocks a second that the queue was given while memory kept its head out over the whole window; at least as if
@@ -454,14 +357,3 @@ class GroupMonitor:
         if rates is None or blocked_s is None or blocked_s < WINDOW_SPAN * WINDOW_S:
             return None
         return max(rates.let_in, self.head_need_blocks(group) / WINDOW_S)
-
-    def _surge(self) -> float | None:
-        lately, usually = self._arrived_per_s(SURGE_WINDOW_NS), self._arrived_per_s(TRAFFIC_WINDOW_NS)
-        return lately / usually if lately is not None and usually else None
-
-    def _arrived_per_s(self, window_ns: int) -> float | None:
-        changes = None if self._totals is None else self._totals.changes(window_ns)
-        if changes is None:
-            return None
-        (_, _, num_blocks, *_), duration_ns = changes
-        return per_s(num_blocks, duration_ns)

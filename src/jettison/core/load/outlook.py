@@ -74,14 +74,15 @@ class Outlook:
         lost = log2(num_stages) / log2(shorter)
 
         def period(work: StepWork) -> float:
-            efficiency = predictor.pipeline_efficiency(work, shorter) ** lost
+            efficiency: float = predictor.pipeline_efficiency(work, shorter) ** lost
             return max(alone(work) / (num_stages * efficiency), stage(work))
 
         return Timed(num_instances, num_stages, step, period)
 
     def load(self, groups: Sequence[Group]) -> Load:
         """The online requests of these groups, and those that are expected to come to them."""
-        present = [s for g in groups for s in chain(g.queues.running.values(), g.queues.moving.values()) if not s.is_offline]
+        held = chain.from_iterable((*g.queues.running.values(), *g.queues.moving.values()) for g in groups)
+        present = [s for s in held if not s.is_offline]
         lengths = AnswerLengths(self._traffic.answers, [s.num_output for s in present])
         waiting = sorted(chain.from_iterable(g.queues.waiting for g in groups), key=_came)
         return Load(

@@ -16,14 +16,11 @@ from jettison.core.load.samples import TickTimes
 from jettison.core.ports import RunStep
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
-from jettison.core.serving.holds import RESTORE
 from jettison.core.state import ClusterState
-from jettison.cost.stepwork import LONE_STEP, StepWork, last_stage_of, period_of, step_of
+from jettison.cost.stepwork import StepWork, last_stage_of, period_of, step_of
 from jettison.policy.exchange import ExchangeCosts
-from jettison.policy.merge import partner_size
-from jettison.policy.overload import Assessment, assess_overload, foreseen_missing_blocks, why_queue_is_no_reason
+from jettison.policy.overload import Pressure, memory_binds, memory_will_bind
 from jettison.policy.refusal import predicted_wait_s
-from jettison.policy.restore import MergedLoad, falls_behind
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 
@@ -48,21 +45,14 @@ class Loads:
         self._waiting_since_ns: int | None = None
         """Since when online requests have waited without a break."""
 
-    def forget_predictions(self) -> None:
-        """Forget the compute loads, as parameters have changed: each is computed again when it is asked for."""
-        self.compute.known.clear()
-
     # --- feeding ----------------------------------------------------------------------------------------------
 
     def note_tick(self, now_ns: int) -> None:
-        """Note a tick: it sees the totals that were noted before it (``core.load.samples``). Compute loads are
-        forgotten."""
-        self.compute.known.clear()
+        """Note a tick: it sees the totals that were noted before it (``core.load.samples``)."""
         self.ticks.add(now_ns)
 
     def note_ticks(self, times_ns: Sequence[int]) -> None:
-        """Note several ticks, at these times, between which nothing has changed. Compute loads are forgotten."""
-        self.compute.known.clear()
+        """Note several ticks, at these times, between which nothing has changed."""
         self.ticks.add_all(times_ns)
 
     def note_group(self, group: Group, now_ns: int) -> None:
@@ -117,25 +107,22 @@ class Loads:
 
     def note_arrival(self, group: Group, state: RequestState) -> None:
         """Count the blocks of a new request's prompt, less the share that the prefix cache usually spares, as arrived
-        in the group that it was dispatched to, and forget compute loads. Offline requests do not count. A request that
+        in the group that it was dispatched to. Offline requests do not count. A request that
         changes its queue later is no new demand."""
         if state.is_offline:
             return
-        self.compute.known.clear()
         fresh = group.limits.blocks_for(state.num_prompt) * (1.0 - self.traffic.prefix_hit_share)
         self.monitor(group).num_arrived_blocks += round(fresh)
 
     def note_first_token(self, state: RequestState) -> None:
         """Count the prompt of a request that has got its first token as computed, in its class's traffic, and forget
         compute loads."""
-        self.compute.known.clear()
         self._traffic_of(state).note_prompt(state.num_prompt, state.num_cached)
 
     def note_end(self, group: Group, state: RequestState, now_ns: int) -> None:
         """Count a request that has produced its last token in its class's traffic: the length of its answer, the time
         since it was first scheduled and, if it has no output, its prompt. An offline answer also counts in its batch.
-        Compute loads are forgotten."""
-        self.compute.known.clear()
+       """
         traffic = self._traffic_of(state)
         traffic.note_end(state.num_output)
         if state.is_offline:
@@ -148,10 +135,9 @@ class Loads:
             traffic.note_stay(first, last, stay_s)
 
     def note_cut_short(self, state: RequestState) -> None:
-        """Count the tokens so far of a request that ends before its answer is complete as an answer, and forget compute
-        loads. Nothing where it has none."""
+        """Count the tokens so far of a request that ends before its answer is complete as an answer. Nothing where it
+        has none."""
         if state.num_output:
-            self.compute.known.clear()
             self._traffic_of(state).note_end(state.num_output)
             if state.is_offline:
                 self.offline_answers.note_end(state)
@@ -160,21 +146,12 @@ class Loads:
         self, group: Group, step: RunStep, work: StepWork, issued_ns: int, compute_ns: int, now_ns: int
     ) -> None:
         """A step of the group has ended, of which its last stage has computed for ``compute_ns``. The predictor learns
-        its time; the monitor learns when it ended, and the share that online prompts of the group's own requests had in
-        it. Compute loads are forgotten.
+        its time; the monitor learns when it ended.
 
         Of a pipeline, the predictor learns the step's way through all stages, the last stage's time and, if all stages
         have been busy since the step before ended, the time between both ends (the period).
         """
-        self.compute.known.clear()
         monitor = self.monitor(group)
-        num_prefilled = work.num_tokens - work.num_rows
-        if num_prefilled:
-            num_prefilled -= sum(
-                row.num_tokens - 1 for row in step.rows
-                if row.state.is_offline or row.state.group_id != group.group_id  # a guest: it arrived elsewhere
-            )
-        monitor.note_fill(num_prefilled / group.limits.max_num_batched_tokens)
         since_ns, monitor.step_ended_ns = monitor.step_ended_ns, now_ns
         num_stages, observe = len(group.stages), self._state.predictor.observe
         if num_stages == 1:
@@ -190,18 +167,15 @@ class Loads:
 
     def note_steps(self, group: Group, work: StepWork, times_ns: Sequence[int]) -> None:
         """Decode steps of a group of one stage have followed each other; the predictor and the monitor learn of all of
-        them, and compute loads are forgotten. The first, of this work, was issued at the first of the times (ns); each
-        ended, and the next was issued, at the next time."""
-        self.compute.known.clear()
+        them. The first, of this work, was issued at the first of the times (ns); each ended, and the next was issued,
+        at the next time."""
         monitor = self.monitor(group)
         self._state.predictor.observe(work, times_ns, group.group_id)
-        monitor.note_decodes(len(times_ns) - 1)
         monitor.step_ended_ns = times_ns[-1]
 
     def note_settled(self, worker_ids: tuple[WorkerId, ...], now_ns: int, *, failed: bool = False) -> None:
-        """A move that touched these workers has ended: their groups' dwell times begin, and compute loads are
-        forgotten. If the move ``failed``, the next dwell time is longer; if not, it has its usual length again."""
-        self.compute.known.clear()
+        """A move that touched these workers has ended: their groups' dwell times begin. If the move ``failed``, the
+        next dwell time is longer; if not, it has its usual length again."""
         touched = {g.group_id: g for w in worker_ids for g in self._state.groups_of[w]}
         for group in touched.values():
             monitor = self.monitor(group)
@@ -287,43 +261,33 @@ class Loads:
             return 0.0
         return max(0.0, monitor.patience(self._state.params.drop_dwell_s) - (now_ns - since) / NANOSECONDS)
 
-    def may_be_overloaded(self, group: Group, now_ns: int) -> bool:
-        """Whether ``assess`` could find the group overloaded, or a drop not worth it: a look at its queue alone. Always
-        True where a shortage of memory is foreseen (``horizon_s``)."""
-        params = self._state.params.overload
-        if params.horizon_s > 0.0:
-            return True  # a shortage of memory is foreseen from rates, too
-        monitor = self.monitor(group)
-        reason = why_queue_is_no_reason(
+    def memory_binds(self, group: Group, now_ns: int) -> bool:
+        """Whether memory has kept the head of the group's queue out for long enough to count or, where settings look
+        ahead, will within their horizon."""
+        monitor, horizon_s = self.monitor(group), self._state.params.overload.horizon_s
+        rates = monitor.rates() if horizon_s > 0.0 else None
+        if rates is not None and memory_will_bind(
+            group.blocks.num_used, rates.demanded, rates.released, group.blocks.capacity, horizon_s
+        ):
+            return True
+        return memory_binds(
             len(group.queues.waiting), group.blocks.num_used, monitor.head_need_blocks(group), group.blocks.capacity,
-            monitor.blocked_s(now_ns), params,
+            monitor.blocked_s(now_ns), self._state.params.overload,
         )
-        return reason is None
 
-    def assess(
-        self, group: Group, now_ns: int, *, is_restoring: bool, num_merged: int | None = None
-    ) -> Assessment:
-        """The overload policy's verdict on a group. ``is_restoring``: the question is whether to go on restoring, not
-        to merge more. ``num_merged``: stages of the group that a plan would make of it; None = the least that any merge
-        would make.
+    def pressed(self) -> list[GroupId]:
+        """Ids of the groups that memory may bind, in order: those whose queue it keeps out; where settings look ahead,
+        all."""
+        foresees = self._state.params.overload.horizon_s > 0.0
+        return list(self._state.groups) if foresees else sorted(self.kept_out)
 
-        It follows for how long memory has been foreseen to run out, as part of the verdict's inputs.
-        """
-        load = self.monitor(group).load(group, self._state.predictor, now_ns, self.stays)
-        num_stages = len(group.stages)
-        if is_restoring:
-            merged, separate = num_stages, 1
-        else:
-            merged, separate = num_merged or num_stages + self._least_partner(group), num_stages
-        missing = foreseen_missing_blocks(load, self._state.params.overload)
-        load = load._replace(
-            admitted_share=self.traffic.admitted_share,
-            mean_stay_s=self._stay_s(group, now_ns),
-            is_yielding=RESTORE in group.blocks.caps and not is_restoring,
-            foreseen_s=self.monitor(group).note_foreseen(missing, now_ns),
-            merged_compute_load=self.compute.load(merged), separate_compute_load=self.compute.load(separate)
+    def pressure(self, group: Group, now_ns: int) -> Pressure:
+        """How hard memory presses on a group, and whether a drop was declined of late."""
+        monitor = self.monitor(group)
+        return Pressure(
+            (group.blocks.num_used + monitor.head_need_blocks(group)) / max(1, group.blocks.capacity),
+            monitor.memory_wait_s(group, now_ns, self.stays), monitor.refusal(now_ns),
         )
-        return assess_overload(load, self._state.params.overload)
 
     @property
     def stays(self) -> Stays:
@@ -331,66 +295,19 @@ class Loads:
         request."""
         return Stays(self.traffic.mean_stay_s, self.offline_traffic.mean_stay_s)
 
-    def _stay_s(self, group: Group, now_ns: int) -> float:
-        """Seconds that the group's online requests stay: as a block of ended ones of the cluster did, or the mean age
-        of its running ones if that is more; 0 while nothing is known."""
-        return max(self.traffic.mean_stay_s or 0.0, group.queues.mean_age_s(now_ns) or 0.0)
+    def settled_s(self, group: Group, now_ns: int) -> float:
+        """Seconds since the group's last move ended; 0.0 where it had none."""
+        since = self.monitor(group).settled_since_ns
+        return 0.0 if since is None else (now_ns - since) / NANOSECONDS
 
-    def _least_partner(self, group: Group) -> int:
-        """Stages of the smallest other group, moving ones included; 1 without any."""
-        state = self._state
-        num_single = len(state.groups) - len(state.pipelines) - (len(group.stages) == 1)
-        return partner_size([1] if num_single else (len(g.stages) for g in state.pipelines.values() if g is not group))
-
-    def merged_load(self, group: Group, now_ns: int) -> MergedLoad:
-        """A merged group as the restore policy sees it. It follows for how long the group has fallen behind its
-        traffic, as part of that."""
-        monitor = self.monitor(group)
-        since = monitor.settled_since_ns
-        load = MergedLoad(
-            group.blocks.num_used,
-            sum(self._state.workers[w].full_blocks for w in group.worker_ids),
-            len(group.queues.waiting) + len(group.queues.moving)
-            + sum(not s.is_offline for s in group.queues.stored.values()),
-            0.0 if (rates := monitor.rates()) is None else rates.used,
-            0.0 if since is None else (now_ns - since) / NANOSECONDS,
-            self.compute.load(len(group.stages)),
-            self.compute.load(1),
-            separate_pace=self._separate_pace(group),
-            recompute_block_s=self._recompute_block_s(group),
-            mean_stay_s=self._stay_s(group, now_ns),
-        )
-        is_behind = falls_behind(load, self._state.params.restore)
-        return load._replace(behind_s=monitor.note_behind(is_behind, now_ns))
-
-    def without_offline(self, group: Group, load: MergedLoad) -> MergedLoad:
-        """The load of a merged group if its offline requests had given their blocks up. To be asked on every tick: it
-        notes the online requests' blocks, for their trend.
-
-        A request that has come since the last step was planned counts as admitted: filled steps keep newcomers waiting
-        longer, and on a busy group some request would wait at every look.
-        """
+    def num_kept_waiting(self, group: Group) -> int:
+        """Requests of a group that run in no step: those that wait, those that move, and online ones at the host."""
         queues = group.queues
-        used = group.blocks.num_used_without(s.request_id for s in queues.holding_offline())
-        trend = self.monitor(group).note_online_used(used)
-        num_waiting = load.num_waiting - sum(s.is_offline for s in queues.moving.values())
-        if group.head_blocked_by is None:
-            # A newcomer takes no blocks for a prefix that others hold.
-            taken = sum(group.blocks.cached_prefix(s)[1] for s in queues.waiting)
-            num_waiting, used = num_waiting - len(queues.waiting), used + taken
-        return load._replace(used_blocks=used, usage_trend_blocks_per_s=trend, num_waiting=num_waiting)
+        stored = sum(not s.is_offline for s in queues.stored.values())
+        return len(queues.waiting) + len(queues.moving) + stored
 
-    def _separate_pace(self, group: Group) -> float | None:
-        """Time of a decode step on one member as an instance, over its time through the pipeline; both as learned. None
-        while one of them is not known.
-
-        Both have the same share of the requests in a step: a microbatch of the pipeline, or a member's own batch.
-        """
-        predictor, work = self._state.predictor, self._microbatch(group)
-        merged, separate = predictor.predict_s(work, step_of(len(group.stages))), predictor.predict_s(work, LONE_STEP)
-        return separate / merged if merged and separate else None
-
-    def _recompute_block_s(self, group: Group) -> float | None:
+    def recompute_block_s(self, group: Group) -> float | None:
+        """Seconds to prefill the tokens of one block again, all members working; None: not known."""
         rate = self._recomputed_tokens_per_s(group, self._mean_tokens(group), 1)
         return None if not rate else self._state.limits.block_size / (rate * len(group.stages))
 

@@ -4,9 +4,9 @@ Fig. 10 as printed does not keep its own Theorem 1 (``papers/printed.py``). Here
 request that an operation displaces is placed by its class, and the devices are then settled until the five properties
 hold again (docs/policies.md has the table, the exceptions, and the bound on moves).
 
-1. An M-device has two M, 2. an S-device three S, 3. a T-device is filled to 3/4: one device of each kind may be less.
-4. An L is alone only where no M or S of the M- and S-devices fits beside it. 5. There are T-devices only where all
-others are filled to 3/4. T and small requests lie wherever they fit, and make room for M and S.
+1. An M-device has two M, or one and two S, 2. an S-device three S, 3. a T-device is filled to 3/4: one device of each
+kind may be less. 4. An L is alone only where no M or S of the M- and S-devices fits beside it. 5. There are T-devices
+only where all others are filled to 3/4. T and small requests lie wherever they fit, and make room for M and S.
 """
 
 from __future__ import annotations
@@ -287,8 +287,9 @@ class Packing(OnBook):
 
     def _settle(self) -> None:
         """Move items until the five properties hold, or nothing has room. Each step moves one item, and no step undoes
-        another: first fewer M and S lie apart from an L, then M and S lie on fewer devices (the sum of the squares of
-        their numbers rises), then fewer T lie on T-devices, then fewer T-devices are not filled."""
+        another: first fewer M and S lie apart from an L, then fewer devices have one M and one S alone, then M and S
+        lie on fewer devices (the sum of the squares of their numbers rises), then fewer T lie on T-devices, then fewer
+        T-devices are not filled."""
         while (
             self._pair_with_large()
             or self._part_mixed()

@@ -27,7 +27,7 @@ from jettison.core.advice import Going, WantedMove
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.packing.desired import Desired, Owed
-from jettison.core.ladder.packing.packprices import worth_of
+from jettison.core.ladder.packing.packprices import saves_any, worth_of
 from jettison.core.ladder.packing.relief import Reliefs
 from jettison.core.ladder.packing.told import Told
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
@@ -289,10 +289,12 @@ class PackRung(Rung):
             by_source[o.source.group_id].append(o)
         worthy: list[Owed] = []
         refused: list[RequestId] = []
+        saves = bool(owed) and saves_any(self._state)
         for group_id, moves in by_source.items():
             is_relief = self._lacks_room(moves[0].source)
             capacity = self.desired.capacity_of(group_id)
-            worth = worth_of(self._state, self._loads, moves, capacity, empties=self.desired.empties(group_id))
+            empties = self.desired.empties(group_id)
+            worth = worth_of(self._state, self._loads, moves, capacity, empties=empties, saves=saves)
             if worth is None or worth.is_worth or is_relief:
                 worthy += moves
                 continue

@@ -29,15 +29,14 @@ class Worth(NamedTuple):
 
 
 def worth_of(
-    cluster: ClusterState, loads: Loads, moves: Sequence[Owed], capacity: int, *, empties: bool
+    cluster: ClusterState, loads: Loads, moves: Sequence[Owed], capacity: int, *, empties: bool, saves: bool
 ) -> Worth | None:
     """What it costs and saves to have these requests leave their group, each in the kind that costs less; None while it
     is not known how long requests stay. ``capacity``: blocks of a group that are packed. Raises AssertionError where
     nothing is packed.
 
     A group that is emptied (``empties``) is saved for as long as its requests would have stayed. Requests that leave
-    another one make room in it, and save that share of it. Where one group less in use lets no instance sleep, nothing
-    is saved (``PackParams.saves_idle`` says otherwise).
+    another one make room in it, and save that share of it. ``saves`` False: nothing is saved (``saves_any``).
     """
     params, stay_s = cluster.params.packing, loads.traffic.mean_stay_s
     assert params is not None
@@ -56,19 +55,21 @@ def worth_of(
         known = [price for price in asked if price is not None]
         cheapest.append(min(known, key=lambda p: cost_device_s([p], num_requests, params.prices), default=None))
     num_blocks = sum(source.limits.blocks_for(owed.state.num_tokens) for owed in moves)
-    saved_s = stay_s if empties else stay_s * num_blocks / capacity
-    if not params.saves_idle and not lets_sleep(cluster):
-        saved_s = 0.0
+    share = 1.0 if empties else num_blocks / capacity
+    saved_s = stay_s * share if saves else 0.0
     cost_s = cost_device_s([price for price in cheapest if price is not None], num_requests, params.prices)
     return Worth(cost_s, saved_s, is_worth(cheapest, saved_s, num_requests, params.prices))
 
 
-def lets_sleep(cluster: ClusterState) -> bool:
-    """Whether an instance would fall asleep if one group less were in use: instances do so by themselves, and those
-    that online requests use are more than have to be awake."""
-    awake = cluster.params.awake
-    num_used = sum(len(group.stages) for group in cluster.groups.values() if group.queues.serves_online)
-    return awake.falls_asleep and num_used > awake.min_awake
+def saves_any(cluster: ClusterState) -> bool:
+    """Whether one group less in use saves anything: an instance would fall asleep (they do so by themselves, and more
+    of them are in use than have to be awake), or idle ones are given back. Raises AssertionError where nothing is
+    packed."""
+    params, awake = cluster.params.packing, cluster.params.awake
+    assert params is not None
+    if params.saves_idle or not awake.falls_asleep:
+        return params.saves_idle
+    return sum(len(group.stages) for group in cluster.groups.values() if group.queues.serves_online) > awake.min_awake
 
 
 def _link_bytes(cluster: ClusterState, owed: Owed) -> dict[LinkId, int]:

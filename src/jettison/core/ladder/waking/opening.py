@@ -20,14 +20,13 @@ from jettison.core.serving.group import Group
 from jettison.core.serving.sharedsteps import held_by_online
 from jettison.policy.forecast import Arrivals
 from jettison.policy.onlineneed import arrived_tokens, most_growth_tokens
-from jettison.policy.packing.params import head_room_blocks
-from jettison.policy.slo import LONE_DECODE, objectives
+from jettison.policy.slo import LONE_DECODE
 from jettison.types import NANOSECONDS
 
 
 class Need(NamedTuple):
-    """Blocks that online requests need until a sleeper could serve, and those of the serving instances that packing may
-    fill."""
+    """Blocks that online requests need until a sleeper could serve, and those of the serving instances, head-room
+    included: it is what requests find while another instance is opened."""
 
     held_blocks: int
     growth_blocks: int
@@ -72,7 +71,7 @@ class Opening:
             return None
         self._due_ns = now_ns + round(LOOK_S * NANOSECONDS)
         groups, ahead_s = self.serving(), opening_s + LOOK_S
-        num_blocks = sum(map(self._open_blocks, groups))
+        num_blocks = sum(group.blocks.capacity for group in groups)
         need = Need(*self._need_blocks(groups, ahead_s, num_blocks), num_blocks, ahead_s)
         return need if need.missing_blocks > 0 else None
 
@@ -81,19 +80,10 @@ class Opening:
         could serve again."""
         if not self.is_asked:
             return len(leaving)
-        groups, each = self.serving(), [self._open_blocks(group) for group in leaving]
-        num_blocks = sum(map(self._open_blocks, groups))
+        groups, each = self.serving(), [group.blocks.capacity for group in leaving]
+        num_blocks = sum(group.blocks.capacity for group in groups)
         spare = num_blocks - sum(self._need_blocks(groups, opening_s, num_blocks - each[0]))
         return sum(blocks <= spare for blocks in accumulate(each))
-
-    def _open_blocks(self, group: Group) -> int:
-        """Blocks of a group that packing may fill. Where none is open any more, head-room is what requests find while
-        another one is opened."""
-        state, params, full = self._state, self._state.params.packing, group.blocks.capacity
-        assert params is not None, "nothing is packed"
-        traffic, goals = self._means.loads.traffic.traffic(), objectives(state.params.offline.slo, state.predictor)
-        tokens_per_s = 0.0 if traffic is None else traffic.requests_per_s * traffic.prompt_tokens
-        return full - head_room_blocks(params, full, None, tokens_per_s / state.limits.block_size, goals.ttft_s)
 
     def _need_blocks(self, groups: Sequence[Group], ahead_s: float, enough: int) -> tuple[int, int]:
         """(blocks that online requests of these groups hold, most that they and arrivals take in ``ahead_s`` seconds).

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from jettison.core.ladder.drop import ASK_EVERY_NS
 from jettison.core.ladder.dropplans import block_bytes, required_bytes
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.prompts import num_for_arrivals, prompt_rate_of
@@ -266,12 +267,11 @@ class WakeRung(Rung):
     def _pressed(self, now_ns: int) -> list[Group]:
         """The groups whose queue memory keeps out, or is foreseen to, and that no move but a restore touches."""
         loads, moves = self.means.loads, self.means.moves
-        foresees = self._state.params.overload.horizon_s > 0.0
-        asked = [self._state.groups.get(g) for g in (self._state.groups if foresees else sorted(loads.kept_out))]
+        asked = [self._state.groups.get(g) for g in loads.pressed()]
         return [
             g for g in asked
             if g is not None and (not moves.is_moving(g) or moves.restore_of(g) is not None)
-            and loads.may_be_overloaded(g, now_ns)
+            and loads.memory_binds(g, now_ns)
         ]
 
     def _answer_memory(self, now_ns: int) -> Iterator[Offer | Record]:
@@ -289,19 +289,18 @@ class WakeRung(Rung):
         candidates = self._candidates(group)
         if not candidates:
             return
-        is_restoring = self.means.moves.restore_of(group) is not None
-        assessment = self.means.loads.assess(group, now_ns, is_restoring=is_restoring)
+        pressure = self.means.loads.pressure(group, now_ns)
         wake = candidates[0][1]
-        times = self._ways.times(group, assessment, wake, now_ns)
-        taken = soonest(times)
+        times = self._ways.times(group, pressure, wake, now_ns)
+        taken, verdict = soonest(times), pressure.refuses or "none declined"
         why = "memory keeps the queue out"
         if taken is not Way.WAKE:
             other = self._others.setdefault(group.group_id, _Other(now_ns, -1, taken))
             if not self._is_in_vain(other, times, now_ns):
-                yield from self._tell_other(group, taken, times, assessment.reason, now_ns)
+                yield from self._tell_other(group, taken, times, verdict, now_ns)
                 return
             why = f"kept out although {other.way} was to be sooner"
-        told = {"drop_verdict": assessment.reason} | ways_as_fields(times, Way.WAKE)
+        told = {"drop_verdict": verdict} | ways_as_fields(times, Way.WAKE)
         offer = self._offer(group, why, required, told)
         if offer is not None:
             self._others.pop(group.group_id, None)
@@ -322,7 +321,7 @@ class WakeRung(Rung):
         """Whether the other way that was taken for a group should have let its queue in by now, and a sleeper could
         have served since."""
         overload, woken_s = self._state.params.overload, times.get(Way.WAKE)
-        tested_s = overload.min_chance_blocked_s + overload.min_overloaded_s  # what a drop waits for before it begins
+        tested_s = overload.min_blocked_s + ASK_EVERY_NS / NANOSECONDS  # what a drop waits for before it begins
         patience_s = max(tested_s, times.get(other.way) or 0.0) + (woken_s or 0.0)
         return now_ns - other.since_ns > patience_s * NANOSECONDS
 
