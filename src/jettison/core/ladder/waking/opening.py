@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from jettison.core.ladder.packing.growing import growth_rates
@@ -24,7 +25,8 @@ from jettison.types import NANOSECONDS
 
 
 class Need(NamedTuple):
-    """Blocks that online requests need until a sleeper could serve, and those of the instances that serve."""
+    """Blocks that online requests need until a sleeper could serve, and those of the serving instances, head-room
+    included: it is what requests find while another instance is opened."""
 
     held_blocks: int
     growth_blocks: int
@@ -78,14 +80,10 @@ class Opening:
         could serve again."""
         if not self.is_asked:
             return len(leaving)
-        groups = self.serving()
+        groups, each = self.serving(), [group.blocks.capacity for group in leaving]
         num_blocks = sum(group.blocks.capacity for group in groups)
-        spare = num_blocks - sum(self._need_blocks(groups, opening_s, num_blocks - leaving[0].blocks.capacity))
-        num = 0
-        while num < len(leaving) and leaving[num].blocks.capacity <= spare:
-            spare -= leaving[num].blocks.capacity
-            num += 1
-        return num
+        spare = num_blocks - sum(self._need_blocks(groups, opening_s, num_blocks - each[0]))
+        return sum(blocks <= spare for blocks in accumulate(each))
 
     def _need_blocks(self, groups: Sequence[Group], ahead_s: float, enough: int) -> tuple[int, int]:
         """(blocks that online requests of these groups hold, most that they and arrivals take in ``ahead_s`` seconds).
