@@ -71,7 +71,7 @@ def config_of(models: Path, options: argparse.Namespace) -> EngineConfig:
     if options.tiny:
         sized = assemble(config).memory_for_blocks(32)
         small = {"memory": sized, "host_memory": sized, "num_threads": 1, "max_num_seqs": 64,
-                 "overload_min_wait_ms": 5, "overload_chance_wait_ms": 10, "overload_check_interval_ms": 10,
+                 "overload_trigger": "pressure", "overload_min_wait_ms": 5, "overload_check_interval_ms": 10,
                  "restore_dwell_ms": 200}  # fmt: skip
         config = EngineConfig.resolve(**config.flat() | small)
     return config

@@ -14,7 +14,10 @@ from jettison.cost.deployment import Deployment, deployment_to_document
 from jettison.cost.hardware import HardwareProfile
 from jettison.sim.setup import MemorySetup
 
-EAGER = {"overload_min_wait_ms": 10, "overload_check_interval_ms": 20, "drop_dwell_ms": 50, "restore_dwell_ms": 100}
+EAGER = {
+    "overload_trigger": "pressure", "overload_min_wait_ms": 10, "overload_check_interval_ms": 20, "drop_dwell_ms": 50,
+    "restore_dwell_ms": 100,
+}  # fmt: skip
 
 
 def deployment(

@@ -226,7 +226,9 @@ async def test_tokens_are_the_same_with_steps_planned_ahead(model_dir: Path, amp
 async def test_overload_drops_by_itself_and_restores(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "jettison.live.engine.move_log")
     rng = random.Random(2)
-    async with running(model_dir, 40, restore_dwell_ms=0, overload_min_wait_ms=10) as engine:
+    async with running(
+        model_dir, 40, restore_dwell_ms=0, overload_trigger="pressure", overload_min_wait_ms=10
+    ) as engine:
         reqs = [request(f"b{i}", [rng.randrange(256) for _ in range(24)], 100) for i in range(30)]
         results = await asyncio.gather(*(collect(engine, r) for r in reqs))
         assert all(reason is FinishReason.LENGTH and len(tokens) == 100 for tokens, reason in results)

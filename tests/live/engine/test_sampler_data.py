@@ -37,7 +37,7 @@ def serve(model_dir: Path, requests: dict[str, tuple[list[int], SamplingParams]]
     """Completions, and how often what happened."""
     settings: dict[str, object] = {
         "model": str(model_dir), "dtype": "float64", "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 48,
-        "overload_min_wait_ms": 1, "overload_chance_wait_ms": 1, "overload_check_interval_ms": 1,
+        "overload_trigger": "pressure", "overload_min_wait_ms": 1, "overload_check_interval_ms": 1,
     } | flags
     memory = assemble(EngineConfig.resolve(**settings)).memory_for_blocks(num_blocks)
     with LocalCluster(EngineConfig.resolve(**settings, memory=memory), seed=1, auto_restore=True) as cluster:
