@@ -1,0 +1,41 @@
+"""The sweep of clusters and bursts: what its sums are, and that the rules decide well in a few of its cells."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.overload.sweep import CELLS, CONTENDERS, Cell, load_of, rate_per_s, run, summary, verdict, verdicts
+
+PLACES = (Cell(2, 0.7, "7x", "chat"), Cell(2, 0.85, "3x", "summaries"), Cell(2, 0.35, "none", "mixed"))
+"""Memory binds, memory binds hard, nothing binds."""
+
+
+def test_cells_are_all_combinations_and_meet_the_same_arrivals_each_time() -> None:
+    assert len(CELLS) == len(set(CELLS)) == 4 * 4 * 3 * 4
+    cell = CELLS[0]
+    assert load_of(cell, 0).rows[:50] == load_of(cell, 0).rows[:50]
+    assert all(0.5 < rate_per_s(c) / c.instances < 40.0 for c in CELLS)
+    assert all(c.spare_tokens < c.kv_tokens * c.share / (1 - c.share) for c in CELLS), "a copy in two, at most"
+
+
+def test_a_drop_that_saves_nothing_is_needless() -> None:
+    met = {"p99_ttft_s": 8.0, "mean_ttft_s": 2.0, "mean_e2e_s": 5.0, "p50_tpot_s": 0.02, "drops": 0}
+    oracle = met | {"p99_ttft_s": 2.0}
+    good = verdict(CELLS[0], met, oracle, met | {"p99_ttft_s": 4.0, "mean_ttft_s": 1.0, "drops": 2})
+    bad = verdict(CELLS[0], met, oracle, met | {"mean_e2e_s": 6.0, "drops": 3})
+    assert good["share_of_gain"] == pytest.approx(0.5) and good["needless"] == 0
+    assert bad["needless"] == 3 and bad["e2e_ratio"] == pytest.approx(1.2)
+    total = summary([good, bad], [{"forecast_errors": [0.1, 0.3, 0.2]}])
+    assert (total["half_of_gain"], total["slower_than_5_percent"], total["needless_drops"]) == (0.5, 1, 3)
+    assert total["median_forecast_error"] == 0.2
+
+
+@pytest.mark.parametrize("cell", PLACES)
+def test_the_rules_drop_where_memory_binds_and_make_nothing_slower(cell: Cell) -> None:
+    rows = [run(cell, contender, 0) for contender in CONTENDERS]
+    (found,) = verdicts(rows, rows)
+    assert found["e2e_ratio"] <= 1.05 and not any(row["unanswered"] for row in rows)
+    if found["share_of_gain"] is None:
+        assert found["drops"] == 0
+    else:
+        assert found["share_of_gain"] >= 0.5 and found["needless"] == 0
