@@ -156,6 +156,19 @@ def _safepoints(document: Document) -> str:
     return f"One look at the flag takes {document['look_ns']:.0f} ns (the paper: 988,000).\n\n{waits}\n{looks}"
 
 
+@block("slices")
+def _slices(document: Document) -> str:
+    rows = [
+        [name, of["arrivals"], of["shed"], of["waited_p50_ms"], of["waited_p99_ms"], of["allowed_ms"],
+         of["beyond_p99_ms"]]
+        for name, of in document["arrivals"].items()
+    ]  # fmt: skip
+    return table(
+        ("`--offline-slices`", "arrivals", "steps that shed rows", "from an arrival to the step's end, P50, ms",
+         "P99, ms", "layers and online rows, ms", "beyond these, P99, ms"), rows,
+    )  # fmt: skip
+
+
 @block("beside")
 def _beside(document: Document) -> str:
     copies = table(

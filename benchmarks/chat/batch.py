@@ -64,12 +64,13 @@ SHARES = (0.43, 0.49)
 BOUND, GOAL, LEAST_OF_PRIORITY = 1.25, 1.1, 0.86
 ARMS = ("alone", "harvest", "alone512", "priority")
 COUNTS = (
-    "steps_abandoned", "checkpointed_blocks", "checkpointed_bytes", "checkpoint_frees", "offline_discards",
+    "steps_shed", "slices_resumed", "slices_discarded", "steps_abandoned", "checkpointed_blocks", "checkpointed_bytes",
+    "checkpoint_frees", "offline_discards",
     "prefetched_blocks", "prefetch_stalls", "offline_pauses", "recomputed_tokens",
 )
 """Of harvesting."""
 MECHANISMS = {
-    "steps that are given up": "steps_abandoned", "copies beside steps": "checkpointed_blocks",
+    "steps that shed rows": "steps_shed", "copies beside steps": "checkpointed_blocks",
     "blocks given up at once": "checkpoint_frees", "coming back beside steps": "prefetched_blocks",
     "work thrown away": "offline_discards", "pauses": "offline_pauses",
 }
@@ -199,14 +200,11 @@ def without_online(run: RunResult) -> float:
 
 
 def unseen(harvest: Row) -> list[str]:
-    """What a run says nothing about, and why where that is known."""
-    lines = [f"{what}: none, so nothing is shown about it" for what, name in MECHANISMS.items()
-             if not harvest["counts"][name]]  # fmt: skip
-    if not harvest["counts"]["steps_abandoned"]:
-        lines[0] += (
-            f" (only a step without online requests can be; none was at the server "
-            f"{100 * harvest['without_online']:.1f} % of the time)")
-    return lines
+    """What a run says nothing about."""
+    return [
+        f"{what}: none, so nothing is shown about it" for what, name in MECHANISMS.items()
+        if not harvest["counts"][name]
+    ]
 
 
 def judge(arms: dict[str, Row], tpot_s: float, contention: float, num_instances: int) -> list[Row]:

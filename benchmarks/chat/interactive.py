@@ -96,7 +96,9 @@ CLOSE = 0.1
 """Offline tokens a second that differ by so much are equal."""
 ALIKE = 0.05
 """Capacities that differ by so much are one."""
-COUNTERS = ("steps_abandoned", "checkpointed_blocks", "checkpoint_frees", "prefetched_blocks", "offline_pauses")
+COUNTERS = (
+    "steps_shed", "steps_abandoned", "checkpointed_blocks", "checkpoint_frees", "prefetched_blocks", "offline_pauses",
+)
 
 WARM_UP = [TraceRow(0.0, 48, 16)] * 8 + [TraceRow(0.0, 900, 4)]
 """What is made at first use is made."""

@@ -53,11 +53,12 @@ LATE_NS = 10**12
 """Online requests have been waiting for so long when they come: no deadline holds any more."""
 
 
-def config_of(arguments: Namespace, model: Path) -> EngineConfig:
+def config_of(arguments: Namespace, model: Path, slices: str = "off") -> EngineConfig:
     """One instance with memory for what is asked of it."""
     settings: dict[str, object] = {
         "model": str(model), "instances": 1, "num_threads": 1, "dtype": arguments.dtype, "overload": "recompute",
         "max_num_batched_tokens": arguments.chunk, "max_num_seqs": 64, "enable_prefix_caching": False,
+        "offline_slices": slices,
     }
     num_blocks = 2 * arguments.prompt * (arguments.offline + 1) // 16
     memory = assemble(EngineConfig.resolve(**settings)).memory_for_blocks(num_blocks)

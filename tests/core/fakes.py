@@ -14,6 +14,7 @@ from itertools import repeat
 from jettison.config.offline import harvest_parts
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, ClusterParams
+from jettison.core.driving.safepoints import has_place
 from jettison.core.founding import initial_groups
 from jettison.core.ladder.lists import parse_overload, with_offline, with_packing, with_wake
 from jettison.core.load.monitor import MAX_DOUBLINGS
@@ -150,6 +151,8 @@ class FakeWorker:
     life: int = 0
     """Grows when it dies; what an older life was about to do does not happen."""
     alive: bool = True
+    kept: tuple[int, int] | None = None
+    """The step whose rows it keeps, and the layers that these have behind them."""
     fenced_lives: dict[int, int] = field(default_factory=dict)
     """Peer -> newest life of it from which nothing is taken any more."""
 
@@ -211,7 +214,7 @@ class FakeCluster:
         profile: HardwareProfile | None = None, offline: str | OfflineParams | None = None,
         checkpoint_free: float = 0.5, migration_kind: str = "kv", migration_step_tokens: int | None = None,
         awake: AwakeParams | None = None,
-        packing: PackParams | None = None, steps_ahead: int = 0,
+        packing: PackParams | None = None, steps_ahead: int = 0, sheds_rows: bool = False,
     ) -> None:
         """``awake``: the rung that wakes sleepers is there; None: they sleep until they are told."""
         self.rng = random.Random(seed)
@@ -222,6 +225,7 @@ class FakeCluster:
         limits = SchedulerLimits(
             BLOCK_SIZE, max_tokens, max_seqs, max_model_len, 0.01, frozenset({EOS}), prefix_caching,
             prefill_first=prefill_first, scheduling_policy=scheduling_policy, steps_ahead=steps_ahead,
+            sheds_rows=sheds_rows,
         )
         ladder, parts = parse_overload(policy), harvest_parts(offline) if isinstance(offline, str) else ()
         if offline is None:
@@ -270,6 +274,8 @@ class FakeCluster:
         """Step -> the tokens that it samples, if it does."""
         self.gave_none: set[int] = set()
         """Steps that have failed, or were given up."""
+        self.num_shed = 0
+        """Steps that have kept rows."""
         self.num_ahead = 0
         """Steps with a token that was not known when they were planned."""
         self.asked_to_abandon: set[int] = set()
@@ -646,11 +652,24 @@ class FakeCluster:
         lost: list[int] = []
         """Workers that died, or did not answer, before a part was done: later parts find no input."""
         given_up: list[bool] = []
+        shed: list[int] = []
+        """Layers after which the first stage has kept rows."""
         gives_up = step.safepoint_layers > 0 and self.abandon_rng.random() < self.faults.abandon
         fails = self._strikes(self.faults.step)
         for stage in step.stages:
             if not self.workers[stage.worker_id].alive:
                 lost.append(stage.worker_id)
+
+        def attend(worker: FakeWorker, ran: LayerRange, ids, history, row: ports.StepRow, *rest: object) -> None:
+            try:
+                self._attend(worker, ran, ids, history, row.context_len, *rest)
+            except MissingKV:
+                request_id = row.state.request_id
+                if not any(request_id in self.held_up.get(i, ()) for i in followed):
+                    raise
+                spoilt.add(request_id)
+                self.num_spoilt_rows += 1
+
         self._begin_parts(step, tables, sources)
         for stage, stage_tables in zip(step.stages, tables, strict=True):
             start = max(when, self.worker_free_at[stage.worker_id])
@@ -662,16 +681,33 @@ class FakeCluster:
                 worker = self.workers[stage.worker_id]
                 if worker.life != life:
                     lost.append(stage.worker_id)
-                if lost or given_up or self._lacks_tokens(step):
+                if lost or given_up or self._lacks_tokens(step) or (shed and stage is step.stages[0]):
                     return
-                if stage is step.stages[0] and step.safepoint_layers and (
-                    gives_up or step.step_id in self.asked_to_abandon
-                ):
+                layers, is_first = stage.layers, stage is step.stages[0]
+                kept = {r.state for r in step.rows[step.sheds_from :]} if step.resumes and is_first else set()
+                if is_first and step.resumes is not None:
+                    assert worker.kept == step.resumes[:2], f"{worker.kept} is kept, {step.resumes} was to go on"
+                    layers = LayerRange(layers.lo + step.resumes.num_layers, layers.hi)
+                stops = is_first and bool(step.safepoint_layers) and (
+                    step.step_id in self.asked_to_abandon or (gives_up and self._may_shed(step))
+                )
+                if is_first and step.sheds_from is not None and (stop := self._stop(step, layers, stops)) is not None:
+                    shed.append(stop - stage.layers.lo)
+                    worker.kept = step.step_id, shed[0]
+                    self.held_up[step.step_id] = {r.state.request_id for r in step.rows[step.sheds_from :]}
+                    for index in range(step.sheds_from, len(step.rows)):
+                        row, ids, far = step.rows[index], stage_tables[index], sources[index]
+                        attend(worker, LayerRange(layers.lo, stop), ids, tokens[index], row, far, contents[index])
+                    if not step.sheds_from and not shed[0]:
+                        given_up.append(True)
+                        return
+                elif stops and step.sheds_from is None:
                     given_up.append(True)
                     self.held_up[step.step_id] = {r.state.request_id for r in step.rows}
                     self._write_in_part(worker, stage.layers, step.rows, stage_tables)
                     return
-                if any(r.samples and self._kills(r.state.request_id, worker) for r in step.rows):
+                rows = step.rows[: step.sheds_from if shed else None]
+                if any(r.samples and self._kills(r.state.request_id, worker) for r in rows):
                     self.kill(stage.worker_id)
                     self.restart_at(stage.worker_id, self.now / MS + 100)
                     lost.append(stage.worker_id)
@@ -685,17 +721,11 @@ class FakeCluster:
                     self.held_up[step.step_id] = {r.state.request_id for r in step.rows}
                     return
                 assert self.shape.shards_for(stage.layers) <= worker.filled, "stage runs without its parameters"
-                for row, ids, history, far, content in zip(
+                for row, ids, history, far, content in list(zip(
                     step.rows, stage_tables, tokens, sources, contents, strict=True
-                ):
-                    try:
-                        self._attend(worker, stage.layers, ids, history, row.context_len, far, content)
-                    except MissingKV:
-                        request_id = row.state.request_id
-                        if not any(request_id in self.held_up.get(i, ()) for i in followed):
-                            raise
-                        spoilt.add(request_id)
-                        self.num_spoilt_rows += 1
+                ))[: step.sheds_from if shed else None]:
+                    ran = layers if row.state in kept else stage.layers
+                    attend(worker, ran, ids, history, row, far, content)
 
             self.at(when, compute)
         sampled = [(r.state.request_id, next_token(t)) for r, t in zip(step.rows, tokens, strict=True) if r.samples]
@@ -721,7 +751,12 @@ class FakeCluster:
             if given_up:
                 return ports.StepAbandoned(step.step_id)
             drawn = [SampledToken(WRONG_TOKEN if request_id in spoilt else token) for request_id, token in sampled]
-            return ports.StepCompleted(step.step_id, drawn, prompt, 1)
+            if not shed:
+                return ports.StepCompleted(step.step_id, drawn, prompt, 1)
+            self.num_shed += 1
+            drawn = drawn[: sum(r.samples for r in step.rows[: step.sheds_from])]
+            told = {i: entries for i, entries in prompt.items() if i < (step.sheds_from or 0)}
+            return ports.StepCompleted(step.step_id, drawn, told, 1, shed[0])
 
         if len(step.stages) > 1 or not step.safepoint_layers:  # a pipeline's later stages hear of it in their turn
             self.at(when, self._while_alive(last, end))
@@ -739,6 +774,24 @@ class FakeCluster:
 
         self.give_ups[step.step_id] = give_up
         self.at(when, self._while_alive(last, end_once))
+
+    def _may_shed(self, step: ports.RunStep) -> bool:
+        """Whether a step that nobody has asked may act as if: the core then takes it for asked, as a stage has one
+        place for rows."""
+        group = self.core.groups.get(step.group_id)
+        if step.sheds_from is None or group is None:
+            return True
+        may = has_place(group, step)
+        if may:
+            group.abandoning = step.step_id
+        return may
+
+    def _stop(self, step: ports.RunStep, layers: LayerRange, stops: bool) -> int | None:
+        """The layer before which a first stage keeps the rows that it may shed; None: it computes them to their end."""
+        if stops:
+            return self.abandon_rng.randrange(layers.lo, layers.hi)
+        most = None if step.resumes is None else step.resumes.most_layers
+        return None if most is None or layers.lo + most >= layers.hi else layers.lo + most
 
     def _begin_parts(
         self, step: ports.RunStep, tables: list[list[list[int]]], sources: list[dict[int, tuple[int, int, list[int]]]]

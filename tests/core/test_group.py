@@ -486,7 +486,7 @@ def test_a_stale_plan_is_refused_and_changes_nothing() -> None:
         else:
             bench.ledgers[0].allocate("somebody of another group", 1)
         with pytest.raises(StalePlanError):
-            bench.group._apply(plan, 1, 0)
+            bench.group.apply(plan, 1, 0)
         assert not bench.group.queues.running and not bench.group.in_flight
         bench.group.check()
 
@@ -495,9 +495,9 @@ def test_a_plan_is_applied_once() -> None:
     bench = Bench(num_stages=2)
     bench.ask("a", 4)
     plan = plan_batch(bench.group.planner.view(), bench.group.planner.limits())
-    assert bench.group._apply(plan, 1, 0) is not None
+    assert bench.group.apply(plan, 1, 0) is not None
     with pytest.raises(StalePlanError):
-        bench.group._apply(plan, 2, 0)
+        bench.group.apply(plan, 2, 0)
 
 
 def test_planning_and_looking_change_nothing() -> None:

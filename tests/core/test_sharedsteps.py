@@ -40,7 +40,7 @@ class SharedBench(Bench):
         offline: OfflineParams | None = None, **limits: object,
     ) -> None:
         super().__init__(num_blocks, num_stages, **limits)
-        pace = Pace(replace(offline or OfflineParams(), slo=slo), StepTimePredictor(4, cost))
+        pace = Pace(replace(offline or OfflineParams(fill="objective"), slo=slo), StepTimePredictor(4, cost))
         self.group.pace = lambda: pace
         self.now_ns = 0
 
@@ -74,6 +74,25 @@ def test_offline_tokens_fill_a_step_up_to_the_gap_between_two_tokens() -> None:
     bench.ask_offline("batch", 40)
     assert bench.step() == [("chat", 0, 4), ("batch", 0, 5)]
     assert bench.step() == [("chat", 4, 1), ("batch", 5, 8)]  # 1 + 9 ms of 10.5
+
+
+def test_steps_are_filled_to_the_knee_and_not_while_prompts_saturate_them() -> None:
+    """A decode takes 2 ms here and each further token 1: beside one decode the knee of 32 ms is at 8."""
+    bench = SharedBench(slo=SloParams(tpot_s=0.032), offline=OfflineParams(), enable_prefix_caching=False)
+    bench.ask("chat", 10)
+    bench.ask_offline("batch", 80)
+    assert bench.step() == [("chat", 0, 10)]
+    assert bench.step() == [("chat", 10, 1), ("batch", 0, 6)]
+
+
+def test_the_papers_rule_fills_to_ttft_where_no_request_decodes_whatever_they_have_waited() -> None:
+    slo = SloParams(tpot_s=0.0105, ttft_s=0.0125)
+    bench = SharedBench(slo=slo, offline=OfflineParams(fill="paper"), enable_prefix_caching=False)
+    bench.ask("chat", 4)
+    bench.ask_offline("batch", 60)
+    bench.now_ns = 15 * MS
+    assert bench.step() == [("chat", 0, 4), ("batch", 0, 7)]
+    assert bench.step() == [("chat", 4, 1), ("batch", 7, 8)]
 
 
 def test_steps_are_not_filled_while_online_requests_are_foreseen_to_lack_memory() -> None:
@@ -233,7 +252,7 @@ def test_online_requests_are_served_step_by_step_as_if_they_were_alone(seed: int
         for bench, step in zip(benches, steps, strict=True):
             if step is not None:
                 bench.commit(step)
-    assert num_offline_tokens > 30
+    assert num_offline_tokens > 20
     assert alone.group.counters.num_preemptions <= shared.group.counters.num_preemptions
 
 

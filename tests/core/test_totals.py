@@ -17,9 +17,10 @@ NAMES = sorted("""
     packing_migrations packing_queued packing_recomputed packing_refused prefetch_stalls prefetched_blocks
     prefix_cache_hits prefix_cache_queries pulled_bytes rebalanced recomputed_tokens recoveries recovery_seconds
     remap_seconds remote_attention_seconds restore_seconds restores restores_turned returned_bytes
-    scale_out_requests sleep_seconds sleeps stall_seconds stalls steps_abandoned steps_ahead
+    scale_out_requests sleep_seconds sleeps stall_seconds slices_discarded slices_resumed stalls steps_abandoned
+    steps_ahead steps_shed
     swapped_in_blocks
-    swapped_out_blocks tokens_abandoned wake_seconds wakes worker_joins worker_losses
+    swapped_out_blocks tokens_abandoned tokens_discarded wake_seconds wakes worker_joins worker_losses
 """.split())  # noqa: SIM905
 
 

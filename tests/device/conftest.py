@@ -116,7 +116,8 @@ def make_runner(
     start as garbage."""
     config = read_config(model_dir, max_model_len)
     shape = model_shape(config, dtype)
-    space = torch.full((Workspace.num_bytes(config, dtype, max_num_tokens, max_num_seqs),), 0xFF, dtype=torch.uint8)
+    num_bytes = Workspace.num_bytes(config, dtype, max_num_tokens, max_num_seqs, keeps_rows=True)
+    space = torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
     slabs = {shard: torch.full((size,), 0xFF, dtype=torch.uint8) for shard, size in shape.shard_bytes.items()}
     arena_shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
     arenas = [torch.full(arena_shape, torch.nan, dtype=dtype) for _ in range(config.num_layers)]

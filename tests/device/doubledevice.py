@@ -280,6 +280,7 @@ class DoubleBackEnd:
     bytes = DoubleBytes()
     computes_by_itself = True
     goes_ahead = True
+    keeps_rows = True
 
     def check_addresses(self, budget_bytes, workspace_bytes, shape, sizes):
         pass

@@ -90,11 +90,11 @@ def test_input_hidden_states_are_left_alone(runner):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_workspace_buffers_lie_inside_and_apart(runner, dtype):
     config = runner.config
-    num_bytes = Workspace.num_bytes(config, dtype, 16, 2)
+    num_bytes = Workspace.num_bytes(config, dtype, 16, 2, keeps_rows=True)
     memory = torch.zeros(num_bytes, dtype=torch.uint8)
-    workspace = Workspace(memory, config, dtype, 16, 2)
+    workspace = Workspace(memory, config, dtype, 16, 2, keeps_rows=True)
     assert workspace.logits.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    permanent = ["final_norm", "cos", "sin", "residual", "x"]
+    permanent = ["final_norm", "cos", "sin", "kept", "residual", "x"]
     sharing = [["qkv", "attention"], ["gate_up", "activated"], ["rows", "logits"]]
     for together in sharing:
         spans = []
@@ -107,4 +107,4 @@ def test_workspace_buffers_lie_inside_and_apart(runner, dtype):
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
         assert spans[-1][1] <= num_bytes
     with pytest.raises(RuntimeError):
-        Workspace(memory[:-64], config, dtype, 16, 2)
+        Workspace(memory[:-64], config, dtype, 16, 2, keeps_rows=True)

@@ -47,7 +47,7 @@ BAD_EVERY = 40
 HARVEST = {"offline": "harvest", "slo_ttft_ms": 1, "slo_tpot_ms": 50, "safepoint_layers": 1, "host_memory": "64MiB"}
 """A first token is always late, so a step that an online request finds under way is given up."""
 FREED = ("checkpointed_blocks", "checkpoint_frees")
-UNDER_WAY = (*FREED, "prefetched_blocks", "steps_abandoned")
+UNDER_WAY = (*FREED, "prefetched_blocks", "steps_shed")
 
 
 def line(number: int, **body) -> str:

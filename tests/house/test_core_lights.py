@@ -123,12 +123,15 @@ def decoding(rows: int) -> Counted:
     return counted
 
 
-def beside_a_batch() -> Counted:
-    """The same with offline work beside it, harvested."""
+def beside_a_batch(*, sheds_rows: bool = False) -> Counted:
+    """The same with offline work beside it, harvested; ``sheds_rows``: as workers on the CPU can."""
     setup = replace(make_setup("drop", num_workers=2, num_blocks=400, eager=False), compress=False)
     rungs = with_offline(setup.params.rungs, HARVEST_PARTS)
     offline = OfflineParams(slo_aware=True, checkpoints=True, prefetches=True)
-    setup = replace(setup, params=replace(setup.params, rungs=rungs, offline=offline))
+    setup = replace(
+        setup, params=replace(setup.params, rungs=rungs, offline=offline),
+        limits=replace(setup.limits, sheds_rows=sheds_rows),
+    )
     watched = Watched(setup, checks=False)
     for i in range(16):
         watched.submit(f"r{i}", 20, 120, 0.001 * i)
@@ -168,7 +171,9 @@ def test_a_plain_decode_step_wakes_no_more_of_the_core_than_it_did(rows: int) ->
 
 def test_a_step_beside_offline_work_and_a_decision_wake_no_more_than_they_did() -> None:
     for counted, kind, bound in (
-        (beside_a_batch(), "a step ends beside offline work", OFFLINE), (deciding(), "a drop is decided", DECIDING),
+        (beside_a_batch(), "a step ends beside offline work", OFFLINE),
+        (beside_a_batch(sheds_rows=True), "a step ends beside offline work", OFFLINE),
+        (deciding(), "a drop is decided", DECIDING),
     ):
         seen = counted.median(kind)
         assert seen.modules <= bound.modules and seen.calls <= bound.calls, f"{kind}: {seen}, most {bound}"

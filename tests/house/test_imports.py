@@ -32,7 +32,7 @@ LIVE_LEVEL = {
 process knows nothing of its controller."""
 
 CORE_LEVEL = {
-    "residence": 0, "preemption": 0, "changes": 1, "params": 0, "controlstream": 0,
+    "residence": 0, "preemption": 0, "discards": 0, "changes": 1, "params": 0, "controlstream": 0,
     "requests": 1,
     "ports": 2,
     "pending": 3,

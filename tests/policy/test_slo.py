@@ -16,9 +16,12 @@ from jettison.policy.slo import (
     LONE_DECODE,
     SATURATED,
     Objectives,
+    Own,
     Pace,
     filler_s,
+    knee_s,
     objectives,
+    papers_filler_s,
     prompt_tokens_per_s,
     saturating_tokens,
     step_budget,
@@ -50,6 +53,31 @@ def test_nothing_fills_a_step_while_nothing_is_known() -> None:
     budget = step_budget(unknown, 10.0, 1)  # an objective alone does not tell what fits into it
     assert budget.largest(100, partial(StepWork.decodes, num_kv_tokens=0)) == 0
     assert step_budget(unknown, None, 1).largest(100, partial(StepWork.decodes, num_kv_tokens=0)) == 100
+
+
+def test_the_knee_is_where_the_rate_is_farthest_above_its_chord() -> None:
+    """Tokens a second of a step of t seconds are 1 - least / t, in units of the largest rate."""
+    least_s, longest_s = 0.01, 0.11
+
+    def above(t: float) -> float:
+        chord = (1.0 - least_s / longest_s) * (t - least_s) / (longest_s - least_s)
+        return 1.0 - least_s / t - chord
+
+    knee = knee_s(least_s, longest_s)
+    assert all(above(knee) >= above(least_s + i * 1e-4) for i in range(1000))
+    assert knee_s(0.2, longest_s) == longest_s
+
+
+def test_a_step_that_prompts_saturate_is_not_filled_and_one_of_decodes_always_is() -> None:
+    goals, own = Objectives(1.4, 0.1), Own(0.004, 0.04)
+    assert filler_s(goals, lambda: 0.0, own) == pytest.approx(0.02), "less than the online part takes by itself"
+    assert filler_s(goals, lambda: None, own) == pytest.approx(0.0632, rel=1e-3)
+    assert filler_s(goals, lambda: 0.095, own) == pytest.approx(0.005)
+
+
+def test_the_papers_rule_asks_whether_requests_decode_and_nothing_else() -> None:
+    goals = Objectives(1.4, 0.1)
+    assert (papers_filler_s(goals, has_decodes=True), papers_filler_s(goals, has_decodes=False)) == (0.1, 1.4)
 
 
 @pytest.mark.parametrize(("waited_s", "expected"), [(None, 0.1), (0.0, 0.1), (0.07, 0.03), (0.1, 0.0), (3.0, 0.0)])

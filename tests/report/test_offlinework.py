@@ -68,6 +68,22 @@ def test_a_step_that_had_no_safepoint_left_is_not_given_up() -> None:
     assert outcomes == [{"given_up": False}, {"given_up_after_ms": pytest.approx(1.0), "tokens": 7}]
 
 
+def test_a_step_that_shed_rows_tells_what_became_of_them() -> None:
+    asked = {"kind": "step_shed_asked", "group": 0, "request": "r1", "online": 2, "offline": 3, "saved_ms": 4.0}
+    shed = {"kind": "step_shed", "group": 0, "tokens": 7, "layers": 5, "after_ms": 1.0}
+    log = [
+        {"t": 1.0, **asked}, {"t": 1.001, **shed}, {"t": 1.5, "kind": "slice_computed", "group": 0},
+        {"t": 2.0, **asked}, {"t": 3.0, **asked}, {"t": 3.0005, **shed},
+        {"t": 3.1, "kind": "slice_discarded", "group": 0, "reason": "room"},
+    ]
+    outcomes = [d.outcome for d in decisions_of(made_run(log=log)) if d.kind == "shed rows"]
+    common = {"tokens": 7, "layers": 5}
+    assert outcomes == [
+        common | {"shed_after_ms": pytest.approx(1.0), "computed_after_ms": pytest.approx(499.0)}, {"shed": False},
+        common | {"shed_after_ms": pytest.approx(0.5), "discarded_after_ms": pytest.approx(99.5), "reason": "room"},
+    ]
+
+
 def test_steps_that_are_filled_no_more_are_a_decision_with_what_was_foreseen_and_what_came() -> None:
     need = {"group": 0, "ahead_s": 2.0, "online_blocks": 60, "growth_blocks": 41, "blocks": 100, "online_requests": 5}
     log = [{"t": 1.0, "kind": "filling_stops", **need},

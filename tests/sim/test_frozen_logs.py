@@ -23,6 +23,7 @@ import pytest
 import test_faults
 import test_packing
 import test_safepoints
+import test_sim_slices
 import test_sleeping
 import test_standing
 import test_waking
@@ -96,6 +97,15 @@ def steps_given_up(seed: int) -> Watched:
     return test_safepoints.batch_beside_chat(test_safepoints.harvesting(ttft_s=0.004), seed, 40)
 
 
+def rows_that_stop(seed: int) -> Watched:
+    """Online requests that come in steps of a batch, on two devices with little memory."""
+    setup = test_sim_slices.shedding("drop", num_workers=2, num_blocks=36)
+    watched = test_sim_slices.batch_beside_chat(setup, seed, num_chats=60)
+    watched.cluster.run()
+    watched.expect_all_served()
+    return watched
+
+
 def without_args(run: Callable[[], Watched]) -> Callable[[int], Watched]:
     """A schedule that has no seed."""
     return lambda _: run()
@@ -110,6 +120,7 @@ FAMILIES: dict[str, tuple[Callable[[int], Watched], tuple[int, ...]]] = {
     "burst after quiet, slow link": (without_args(lambda: test_waking.burst_after_quiet(test_waking.SLOW)), (0,)),
     "a dear host link": (without_args(test_standing.beside_a_dear_host_link), (0,)),
     "steps given up": (steps_given_up, (3, 4)),
+    "rows that stop": (rows_that_stop, (0, 1)),
     "whole ladder": (whole_ladder, (0, 1, 5, 6, 7, 8, 10, 15, 16, 20, 23, 27, 37)),
 }
 """Family -> what runs a seed of it, and the seeds that are frozen."""

@@ -33,6 +33,8 @@ LoadFormat = Literal["auto", "random"]
 QuantizedWeights = Literal["auto", "kept", "widened"]
 Lookahead = Literal["on", "off"]
 StepAhead = Literal["auto", "on", "off"]
+OfflineSlices = Literal["auto", "on", "off"]
+OfflineFill = Literal["knee", "objective", "paper"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 StepPriority = Literal["decode", "prefill"]
 Dispatch = Literal["freest", "fewest-requests"]
@@ -283,11 +285,21 @@ class OfflineConfig:
     slo_tpot_ms: float | None = config_key(
         None, float_from(0.001), "Time between two tokens of an online request that offline work must leave to it "
         "(auto: 9 times the decode step of one request).", metavar="MS", unset="auto")
+    fill: OfflineFill = config_key(
+        "knee", Choice(OfflineFill), "How long a step with online requests may become by offline work. knee: as long "
+        "as more tokens bring more tokens a second for it; objective: --slo-tpot-ms; paper: that, or --slo-ttft-ms "
+        "where no request decodes (ConServe's own, for comparison).", name="offline_fill")
     fill_after_eviction: bool = config_key(
         False, truth, "Fill a step that has just evicted offline requests.", metavar="BOOL")
     safepoint_layers: int | None = config_key(
-        None, int_from(1), "Layers after which a step of offline requests alone may be abandoned (auto: as many as "
-        "take a tenth of --slo-ttft-ms, at most half of the model).", metavar="N", unset="auto")
+        None, int_from(1), "Layers after which a step may shed its offline part (auto: 1) or, without "
+        "--offline-slices, one of offline requests alone may be abandoned (auto: as many as take a tenth of "
+        "--slo-ttft-ms, at most half of the model).", metavar="N", unset="auto")
+    slices: OfflineSlices = config_key(
+        "auto", Switch(OfflineSlices), "When an online request comes, have the offline part of a step stop at the next "
+        "safepoint and go on later from where it was; off: a step of offline requests alone may be abandoned, one of "
+        "both kinds runs to its end (auto: on where rows do not depend on the batch, off on cards).",
+        name="offline_slices")
     checkpoint_free: float = config_key(
         0.5, float_from(0.0, 1.0), "Part of the KV blocks that is free when KV of offline requests begins to be copied "
         "to host memory.", metavar="FRACTION")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from jettison.core.changes import WaitsFor
+from jettison.core.discards import told as told_of_slices
 from jettison.core.driving.awake import Awake
 from jettison.core.driving.dispatching import Dispatcher
 from jettison.core.driving.fastforward import FastForward
@@ -233,6 +234,9 @@ class ClusterCore:
         if preempted := self.state.changes.preempted:
             actions += [Record("preempted", now_ns, fields) for fields in told(preempted)]
             preempted.clear()
+        if discarded := self.state.changes.discarded:
+            actions += [Record("slice_discarded", now_ns, fields) for fields in told_of_slices(discarded)]
+            discarded.clear()
         self._follow_up(now_ns)
         return actions
 

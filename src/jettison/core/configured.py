@@ -31,9 +31,11 @@ from jettison.types import WorkerId
 
 
 def scheduler_limits(
-    config: EngineConfig, max_model_len: int, eos_token_ids: Iterable[int] = (), *, goes_ahead: bool = False
+    config: EngineConfig, max_model_len: int, eos_token_ids: Iterable[int] = (), *, goes_ahead: bool = False,
+    keeps_rows: bool = False,
 ) -> SchedulerLimits:
-    """Bounds of every group's steps. ``goes_ahead``: steps are planned ahead where the configuration leaves it open."""
+    """Bounds of every group's steps. ``goes_ahead``, ``keeps_rows``: where the configuration leaves it open, steps are
+    planned ahead, or shed their offline rows."""
     static_pipeline = parse_overload(config.overload.policy).static_pipeline
     return SchedulerLimits(
         block_size=config.memory.block_size,
@@ -46,6 +48,7 @@ def scheduler_limits(
         prefill_first=config.scheduler.step_priority == "prefill",
         scheduling_policy=config.scheduler.scheduling_policy,
         steps_ahead={"on": 1, "off": 0, "auto": int(goes_ahead)}[config.scheduler.step_ahead],
+        sheds_rows={"on": True, "off": False, "auto": keeps_rows}[config.offline.slices],
         # Static pipelines, a baseline, form microbatches as in their source: by token counts.
         lookahead=LookaheadParams(
             enabled=config.scheduler.lookahead == "on" and not static_pipeline,
@@ -129,6 +132,7 @@ def _offline_params(offline: OfflineConfig) -> OfflineParams:
         checkpoints="checkpoint" in parts,
         prefetches="prefetch" in parts,
         slo=SloParams(ttft_s=_seconds(offline.slo_ttft_ms), tpot_s=_seconds(offline.slo_tpot_ms)),
+        fill=offline.fill,
         fills_after_eviction=offline.fill_after_eviction,
         safepoint_layers=offline.safepoint_layers,
         checkpoint_below_free=offline.checkpoint_free,

@@ -19,6 +19,9 @@ Rule 6. A step ends once, as done, failed or abandoned, and its last stage repor
         otherwise no step would take.
         A first stage whose step may be given up looks at a flag before every few layers. Where the flag names the step,
         the stage stops there and hands that verdict on as it would a failure; later stages never look for themselves.
+        A step that may shed rows (``ports.RunStep.sheds_from``) goes on without these, and the verdict travels with its
+        hidden states: later stages compute the other rows alone. What is kept is one step's at a time; one that goes on
+        with rows that are not kept any more fails, and its rows run again.
         A step that follows another (``ports.TokenSources``) needs tokens that the other has sampled here, and fails
         where that has sampled none. None of its rows is to blame: they run again.
         A step is orphaned when its input can no longer come: it waits no more, and fails when its turn comes. Input, or
@@ -62,6 +65,9 @@ class Failure(NamedTuple):
     """Only a peer's attention was missing, or the tokens of the step before."""
     abandoned: bool = False
     """Nothing went wrong: the first stage gave the step up at a safepoint, as it was asked to."""
+    kept_layers: int | None = None
+    """Nothing went wrong: the first stage keeps all of the step's rows, which have so many of its layers behind
+    them."""
 
     @classmethod
     def of_lost_input(cls, worker: WorkerId) -> Failure:
@@ -73,6 +79,12 @@ class Failure(NamedTuple):
     def of_lost_tokens(cls, step_id: int | None) -> Failure:
         """The step before, of this id, has not sampled the tokens that this one begins with."""
         return cls(f"step {step_id}, which samples this step's tokens, has sampled none", recompute=True)
+
+
+    @classmethod
+    def of_kept(cls, num_layers: int) -> Failure:
+        """The first stage has computed so many layers of the step, which has no other rows than it keeps."""
+        return cls("kept at a safepoint", kept_layers=num_layers)
 
 
 ABANDONED = Failure("given up at a safepoint", abandoned=True)

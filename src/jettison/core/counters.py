@@ -92,6 +92,13 @@ class ClusterCounters:
     num_abandoned_steps: int = told(
         "steps_abandoned", "Steps of offline requests that were given up for an online one.")
     num_abandoned_tokens: int = told("tokens_abandoned", "Tokens of steps that were given up.")
+    num_shed_steps: int = told(
+        "steps_shed", "Steps whose offline rows stopped half-way for an online request, and were kept.", of_groups=True)
+    num_resumptions: int = told("slices_resumed", "Times that such rows went on from where they were.", of_groups=True)
+    num_discarded_slices: int = told(
+        "slices_discarded", "Times that such rows were given up, as something else needed their blocks.",
+        of_groups=True)
+    num_discarded_tokens: int = told("tokens_discarded", "Tokens of rows that were given up so.", of_groups=True)
     prefix_queries: int = told("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", of_groups=True)
     prefix_hits: int = told("prefix_cache_hits", "Prompt tokens found in the prefix cache.", of_groups=True)
     num_worker_losses: int = told("worker_losses", "Deaths of workers, hung ones that were given up included.")

@@ -61,6 +61,9 @@ class StepCompleted(NamedTuple):
     prompt_logprobs: dict[int, list[TokenLogprobs]]
     """Row index -> logprobs of prompt tokens."""
     compute_ns: int
+    kept_layers: int | None = None
+    """Its rows from ``RunStep.sheds_from`` on were shed: the first stage has computed so many of its layers for them,
+    and keeps them by the step's id. Tokens are those of the other rows. None: all rows are computed."""
 
 
 class StepFailed(NamedTuple):
@@ -213,6 +216,18 @@ class TokenSources(NamedTuple):
     """Row with one token, not known yet -> which of the tokens that the step before samples it is."""
 
 
+class Resumption(NamedTuple):
+    """The rows of a step from ``RunStep.sheds_from`` on are those that an earlier one has shed: they join the others at
+    the layer that they have reached."""
+
+    step_id: int
+    """The step by whose id the first stage keeps them."""
+    num_layers: int
+    """Layers of the first stage that they have behind them."""
+    most_layers: int | None = None
+    """Layers after which the stage keeps them again, if they are not at its end then; None: it computes all."""
+
+
 class RunStep(NamedTuple):
     """Run one microbatch through the stages of a group.
 
@@ -229,11 +244,17 @@ class RunStep(NamedTuple):
     """Layers between two points at which the first stage may give the step up (AbandonStep); 0: it may not."""
     follows: TokenSources | None = None
     """Of a step with tokens that are not known yet: it fails where the step before it has sampled none."""
+    sheds_from: int | None = None
+    """With safepoints: where the step is told to give up, only its rows from this one on stop there, offline ones, and
+    the first stage keeps them (``core.serving.slices``); the others run on. None: the whole step is given up, and
+    nothing is kept."""
+    resumes: Resumption | None = None
+    """Of a step whose rows were shed by an earlier one: it fails where these are not kept any more."""
 
 
 class AbandonStep(NamedTuple):
-    """Give a step up at its next safepoint. A step that has no safepoint left, or has passed its first stage, runs to
-    its end."""
+    """Give a step up at its next safepoint, or the rows that it may shed. A step that has no safepoint left, or has
+    passed its first stage, runs to its end."""
 
     worker_id: WorkerId
     """The worker of the step's first stage."""

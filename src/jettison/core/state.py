@@ -15,6 +15,7 @@ from jettison.core import residence
 from jettison.core.advice import Advice
 from jettison.core.changes import Changes
 from jettison.core.counters import ClusterCounters
+from jettison.core.discards import Discard
 from jettison.core.params import ClusterParams
 from jettison.core.pending import Book, Owner, TransferPurpose, TransferWaiter
 from jettison.core.ports import Action, Emit, SendKV, StoredWork
@@ -252,6 +253,10 @@ class ClusterState:
             self._use(worker_id, [g for g in self.groups_of[worker_id] if g is not group])
         self.num_dissolved += 1
         self.counters.num_preemptions += group.counters.num_preemptions
+        self.counters.num_shed_steps += group.counters.num_shed_steps
+        self.counters.num_resumptions += group.counters.num_resumptions
+        self.counters.num_discarded_slices += group.counters.num_discarded_slices
+        self.counters.num_discarded_tokens += group.counters.num_discarded_tokens
         self.counters.num_recomputed_tokens += group.counters.num_recomputed_tokens
         self.counters.fresh.add(group.counters.fresh)
         self.counters.prefix_queries += group.counters.prefix_queries
@@ -344,6 +349,8 @@ class ClusterState:
             state.phase = Phase.FINISHED
             return True
         group = self.groups[state.group_id]
+        if group.slices.kept is not None and group.slices.kept.has(state):
+            group.slices.discard(Discard.ENDED)
         if state.num_pending or state.transfers or any(self.workers[w].ledger_locked for w in group.worker_ids):
             return False
         group.queues.take_out(state)

@@ -51,7 +51,8 @@ class StepRunner(Protocol):
         ``hidden``: [T, hidden_size] from the previous stage, None on the first one; it is not kept beyond the step.
         The result is the residual stream [T, hidden_size] for the next stage, in memory of its own; or, where the range
         ends with the last layer, a StepOutput with the time that it took; None where the step was given up: nothing was
-        sampled, and of the blocks only the new positions of its own rows were written.
+        sampled, and of the blocks only the new positions of its own rows were written. A Shed where it has shed rows
+        (``BackEnd.keeps_rows``).
 
         Raises, or the result does, ValueError or IndexError for a step that does not fit the model or the limits;
         blocks of the step's own rows may have been written by then, nothing else has changed. A step may follow another
@@ -130,6 +131,12 @@ class BackEnd(Protocol):
     def goes_ahead(self) -> bool:
         """Whether the device is idle while the host plans, so that steps are planned ahead
         (``core.serving.stepsahead``) unless ``--step-ahead`` says otherwise."""
+        ...
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether its steps can shed rows at a safepoint, and others go on with them (``StepInput.sheds_from``,
+        ``resumes_step``)."""
         ...
 
     def check_addresses(self, budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:

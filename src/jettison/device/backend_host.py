@@ -23,6 +23,7 @@ class HostBackEnd:
     computes_by_itself = False
     goes_ahead = False
     """Its steps run on the thread that would prepare the next one."""
+    keeps_rows = True
 
     def check_addresses(self, budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
         """By reserving them, and giving them back."""

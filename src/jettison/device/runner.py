@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from jettison.device.devicebytes import Bytes, DeviceBytes
+from jettison.device.keptrows import KeptRows
 from jettison.device.kernels import Kernels
 from jettison.device.lasttokens import LastTokens
 from jettison.device.model.batch import Batch
@@ -23,7 +24,7 @@ from jettison.device.model.rope import fill_rotary_tables
 from jettison.device.model.workspace import StepBuffers, Workspace
 from jettison.device.remote import Attending, AttentionPort, attend_for_peer
 from jettison.device.sampler import Sampler
-from jettison.device.step import Ended, Int32s, SamplingRow, StepInput, StepOutput
+from jettison.device.step import Ended, Int32s, SamplingRow, Shed, StepInput, StepOutput
 from jettison.device.stepcheck import check_input, check_limits, remote_parts
 from jettison.types import FAILED_TOKEN_ID, LayerRange, SampledToken, TokenLogprobs
 
@@ -51,7 +52,7 @@ class Runner:
         self.dtype = dtype
         self.max_num_tokens = max_num_tokens
         self.max_num_seqs = max_num_seqs
-        self._workspace = Workspace(memory.workspace(), config, dtype, max_num_tokens, max_num_seqs)
+        self._workspace = Workspace(memory.workspace(), config, dtype, max_num_tokens, max_num_seqs, keeps_rows=True)
         self._memory = memory
         self._kernels = kernels
         self._bytes = device_bytes
@@ -62,6 +63,7 @@ class Runner:
         self._buffers: StepBuffers | None = None
         """The last step's buffers; a step with as many tokens reuses them."""
         self._last = LastTokens()
+        self._kept = KeptRows(self._workspace.kept)
         fill_rotary_tables(config.ropes, self._workspace.cos, self._workspace.sin)
 
     @property
@@ -76,37 +78,87 @@ class Runner:
         """``run``, to its end."""
         start_ns = time.perf_counter_ns()
         result = self.run(step, hidden, port, gives_up)
-        if isinstance(result, StepOutput):
-            result.routed = self._decoder.step_ended()
-            result.compute_ns = time.perf_counter_ns() - start_ns
+        output = result.result if isinstance(result, Shed) else result
+        if isinstance(output, StepOutput):
+            output.routed = self._decoder.step_ended()
+            output.compute_ns = time.perf_counter_ns() - start_ns
         return Ended(result)
 
     def run(
         self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None,
         gives_up: GivesUp | None = None,
-    ) -> Tensor | StepOutput | None:
+    ) -> Tensor | StepOutput | Shed | None:
         """Run the step's layers. ``port``: for steps with remote KV, and to answer peers between layers. ``gives_up``:
         called at the safepoints of a step, if it has some.
 
         ``hidden``: [T, hidden_size] from the previous stage, None on the first one; it is copied, not kept. Returns the
         residual stream [T, hidden_size] for the next stage, in memory of its own so that it may be sent while the next
         step runs; or, where the range ends with the last layer, the sampled tokens. None where the step was abandoned:
-        nothing was sampled, and only the new positions of its own rows were written in blocks. Raises ValueError or
+        nothing was sampled, and only the new positions of its own rows were written in blocks. A Shed where it has shed
+        rows (``StepInput.sheds_from``), which are kept. Raises ValueError or
         IndexError for a step that does not fit the model or the limits; blocks of the step's own rows may have been
         written by then, nothing else has changed. Raises TokensLostError for one that follows a step that has sampled
-        nothing.
+        nothing, and RowsLostError for one that goes on with rows that are not kept any more.
         """
-        config = self.config
-        layers = check_limits(step, config, self.max_num_tokens, self.max_num_seqs)
+        layers = check_limits(step, self.config, self.max_num_tokens, self.max_num_seqs)
         batch = self._batch(step, port)
-        buffers = self._buffers_for(len(batch.positions))
-        self._enter(step, hidden, buffers)
-        is_last = layers.hi == config.num_layers
         poll = None if port is None else port.poll
         if not step.safepoint_layers:
             gives_up = None
-        if not self._decoder.run_layers(layers, batch, buffers, is_last, poll, gives_up, step.safepoint_layers):
+        if step.resumes_step is None:
+            begin, end = layers.lo, layers.hi
+            buffers = self._buffers_for(len(batch.positions))
+            self._enter(step, hidden, buffers)
+        else:
+            begin = self._kept.next_layer(step)
+            end = layers.hi if step.most_layers is None else min(layers.hi, begin + step.most_layers)
+            reached = self._catch_up(step, batch, LayerRange(layers.lo, begin), poll, gives_up)
+            if reached < begin:
+                self._kept.keep_on(step.step_id)
+                return Shed(begin - layers.lo, self._go_on(step, batch, LayerRange(reached, layers.hi), poll))
+            buffers = self._buffers_for(len(batch.positions))
+            self._kept.take(buffers.residual)
+        is_last = end == self.config.num_layers
+        reached = self._decoder.run_layers(
+            LayerRange(begin, end), batch, buffers, is_last, poll, gives_up, step.safepoint_layers
+        )
+        if reached == layers.hi:
+            return self._result(step, buffers, is_last)
+        is_untouched = reached == layers.lo and step.resumes_step is None
+        if step.sheds_from is None or (is_untouched and not step.sheds_from):
             return None
+        self._kept.keep(step.step_id, reached, buffers.residual[_num_tokens(step, step.sheds_from) :])
+        return Shed(reached - layers.lo, self._go_on(step, batch, LayerRange(reached, layers.hi), poll))
+
+    def _catch_up(
+        self, step: StepInput, batch: Batch, layers: LayerRange, poll: Callable[[], None] | None,
+        gives_up: GivesUp | None,
+    ) -> int:
+        """Run the rows of a step that resumes which were not shed, up to where the others are; returns the layer that
+        is next."""
+        first = step.leading(step.sheds_from or 0)
+        if not len(first.query_lens):
+            return layers.hi
+        buffers = self._buffers_for(first.num_tokens)
+        self._enter(first, None, buffers)
+        if layers.lo == layers.hi:
+            return layers.hi
+        rows = batch.leading(len(first.query_lens), first.num_tokens)
+        return self._decoder.run_layers(layers, rows, buffers, False, poll, gives_up, step.safepoint_layers)
+
+    def _go_on(
+        self, step: StepInput, batch: Batch, left: LayerRange, poll: Callable[[], None] | None
+    ) -> Tensor | StepOutput | None:
+        """Run the rows that a step does not shed through the layers that are left; None where there are none."""
+        first = step.leading(step.sheds_from or 0)
+        if not len(first.query_lens):
+            return None
+        buffers, is_last = self._buffers_for(first.num_tokens), left.hi == self.config.num_layers
+        rows = batch.leading(len(first.query_lens), first.num_tokens)
+        self._decoder.run_layers(left, rows, buffers, is_last, poll)
+        return self._result(first, buffers, is_last)
+
+    def _result(self, step: StepInput, buffers: StepBuffers, is_last: bool) -> Tensor | StepOutput:
         if not is_last:
             return buffers.residual.clone()
         output = self._leave(step, buffers.x)
@@ -195,3 +247,8 @@ class Runner:
                 described += self._sampler.prompt_logprobs(logits, piece, asked.num_top)
             result[asked.row] = described
         return result
+
+
+def _num_tokens(step: StepInput, num_rows: int) -> int:
+    """Of its first rows."""
+    return int(step.query_lens[:num_rows].sum())

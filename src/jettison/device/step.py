@@ -8,7 +8,7 @@ follows one other step or fails.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -126,7 +126,7 @@ class StepInput:
     __slots__ = (
         "step_id", "epoch", "group_id", "layer_lo", "layer_hi", "prev_worker", "next_worker",
         "token_ids", "query_lens", "context_lens", "block_tables", "sample_rows", "sampling", "prompt_logprobs",
-        "remote", "safepoint_layers", "follows_step",
+        "remote", "safepoint_layers", "follows_step", "sheds_from", "resumes_step", "most_layers",
     )
 
     def __init__(
@@ -149,6 +149,9 @@ class StepInput:
         remote: list[RemoteKV] | None = None,
         safepoint_layers: int = 0,
         follows_step: int | None = None,
+        sheds_from: int | None = None,
+        resumes_step: int | None = None,
+        most_layers: int | None = None,
     ) -> None:
         self.step_id = step_id
         """Unique in the cluster; also tags the activations of this microbatch."""
@@ -162,7 +165,8 @@ class StepInput:
         self.next_worker = next_worker
         """None on the last stage, which samples."""
         self.token_ids = token_ids
-        """int32 [T]; empty on later stages. With ``follows_step``, -1 - i is the i-th token that that step samples."""
+        """int32 [T]; empty on later stages, and without rows that the step resumes. With ``follows_step``, -1 - i is
+        the i-th token that that step samples."""
         self.query_lens = query_lens
         """int32 [R]: tokens of each row in this step."""
         self.context_lens = context_lens
@@ -180,11 +184,43 @@ class StepInput:
         """A first stage may abandon the step before every so many layers; 0: nowhere."""
         self.follows_step = follows_step
         """The step before it on this worker, where it was planned before the tokens of that one were known."""
+        self.sheds_from = sheds_from
+        """Row from which on a first stage keeps the rows where it would abandon the step; the others run on. None: it
+        abandons the whole step."""
+        self.resumes_step = resumes_step
+        """The step that has shed this one's rows from ``sheds_from`` on, of which the first stage keeps the hidden
+        states: it begins with the others, which these join at the layer that they have reached."""
+        self.most_layers = most_layers
+        """Of a step that resumes: layers after which the first stage keeps those rows again; None: they run to their
+        end."""
 
     @property
     def num_tokens(self) -> int:
         """T."""
         return int(self.query_lens.sum())
+
+    def leading(self, num_rows: int) -> StepInput:
+        """The step of its first rows alone, which sheds none."""
+        num_samples = int(np.searchsorted(self.sample_rows, num_rows))
+        query_lens = self.query_lens[:num_rows]
+        return StepInput(
+            step_id=self.step_id, epoch=self.epoch, group_id=self.group_id, layer_lo=self.layer_lo,
+            layer_hi=self.layer_hi, prev_worker=self.prev_worker, next_worker=self.next_worker,
+            token_ids=self.token_ids[: int(query_lens.sum())], query_lens=query_lens,
+            context_lens=self.context_lens[:num_rows], block_tables=self.block_tables[:num_rows],
+            sample_rows=self.sample_rows[:num_samples], sampling=[s for s in self.sampling if s.row < num_rows],
+            prompt_logprobs=[p for p in self.prompt_logprobs if p.row < num_rows],
+            remote=[r for r in self.remote if r.row < num_rows],
+        )  # fmt: skip
+
+
+class Shed(NamedTuple):
+    """What a first stage has made of a step that has shed rows."""
+
+    num_layers: int
+    """Layers of the stage that the rows have behind them."""
+    result: Any
+    """Of the other rows, as of a step of them alone; None where there are none."""
 
 
 class StepOutput:

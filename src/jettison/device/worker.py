@@ -109,7 +109,9 @@ class DeviceWorker:
         memory = DeviceMemory(
             back_end.make_pool(spec.budget_bytes, spec.page_bytes), self._bytes, budget_bytes=spec.budget_bytes,
             shape=shape, dtype=dtype, block_size=spec.block_size,
-            workspace_bytes=Workspace.num_bytes(config, dtype, spec.max_num_tokens, spec.max_num_seqs),
+            workspace_bytes=Workspace.num_bytes(
+                config, dtype, spec.max_num_tokens, spec.max_num_seqs, keeps_rows=back_end.keeps_rows
+            ),
         )
         layers = shape.all_layers if spec.layers is None else spec.layers
         if not layers or not shape.all_layers.covers(layers):

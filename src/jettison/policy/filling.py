@@ -70,12 +70,12 @@ class OnlinePart(NamedTuple):
 
 def plan_beside(
     online: BatchView, offline: OfflineView, limits: BatchLimits, plan_online: Planned,
-    budget_of: Callable[[BatchPlan], StepBudget], *, fills_after_eviction: bool = False, is_busy: bool = False,
+    budget_of: Callable[[StepWork], StepBudget], *, fills_after_eviction: bool = False, is_busy: bool = False,
 ) -> BatchPlan:
     """The next microbatch of a group that has requests of both classes.
 
-    ``online.waiting`` is iterated over anew for each attempt. ``budget_of``: the time that a step with such an online
-    part may take; ``is_busy``: other microbatches are in flight, and the end of each asks for a plan again. Where none
+    ``online.waiting`` is iterated over anew for each attempt. ``budget_of``: the time that a step with so much online
+    work may take; ``is_busy``: other microbatches are in flight, and the end of each asks for a plan again. Where none
     is in flight and no online request can run, one offline request runs, whatever the budget: nothing else would ask
     for a plan again.
     """
@@ -84,7 +84,7 @@ def plan_beside(
     if plan.preemptions or (part.evicted and not fills_after_eviction) or (offline.in_flight and _is_kept_out(plan)):
         return plan._replace(preemptions=(*part.evicted, *plan.preemptions))
     filling = _Filling(part, online, offline, limits)
-    filled = filling.fill(budget_of(plan), limits.max_num_tokens, limits.max_rows)
+    filled = filling.fill(budget_of(filling.work), limits.max_num_tokens, limits.max_rows)
     if filled.is_empty and not is_busy:
         filled = filling.fill(NO_LIMIT, min(LEAST_PROMPT_TOKENS, limits.max_num_tokens), 1)
     return filled
@@ -230,7 +230,7 @@ class _Filling:
             running=self._rows, num_running=self._num_running, waiting=(), num_free_blocks=part.num_free_blocks,
             victims=lambda: [v for v in offline.victims() if v.request_id not in gone],
         )
-        self._work = StepWork.of(chunks_of(part.plan, {r.request_id: r for r in online.running}))
+        self.work = StepWork.of(chunks_of(part.plan, {r.request_id: r for r in online.running}))
 
     def fill(self, budget: StepBudget, most_tokens: int, most_rows: int) -> BatchPlan:
         """The whole plan, with as many offline tokens as the budget and these bounds allow the step."""
@@ -242,7 +242,7 @@ class _Filling:
         if num_tokens <= 0 or places <= 0:
             return self._with((), (), ())
         is_bounded = budget.seconds is not None
-        shares = shares_within(budget, self._work, self._rows, num_tokens, num_rows) if is_bounded else None
+        shares = shares_within(budget, self.work, self._rows, num_tokens, num_rows) if is_bounded else None
         chunks, preempted, num_free, num_tokens, _ = plan_running(
             self._view, in_order(self._rows, shares), limits._replace(max_num_tokens=num_tokens), num_rows
         )
@@ -257,7 +257,7 @@ class _Filling:
 
     def _work_with(self, chunks: Sequence[Chunk]) -> StepWork:
         contexts = {row.request_id: row.num_context for row in self._rows}
-        return added(self._work, StepWork.of((c.num_tokens, contexts[c.request_id]) for c in chunks))
+        return added(self.work, StepWork.of((c.num_tokens, contexts[c.request_id]) for c in chunks))
 
     def _with(
         self, preempted: Sequence[RequestId], chunks: Sequence[Chunk], admissions: Sequence[Admission]

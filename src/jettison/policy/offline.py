@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+FillRule = Literal["knee", "objective", "paper"]
+"""How far a step with online requests is filled (``policy.slo.filler_s``)."""
 
 TPOT_OVER_LONE_STEP = 9.0
 """Default of the TPOT objective, over a decode step of one request (ConServe section 6.2: 110 ms)."""
@@ -33,6 +37,7 @@ class OfflineParams:
     prefetches: bool = True
     """KV comes back from host pools beside steps, and not before them."""
     slo: SloParams = field(default_factory=SloParams)
+    fill: FillRule = "knee"
     fills_after_eviction: bool = False
     """A step that has just evicted offline requests may be filled with others (as Algorithm 1 reads; the authors' code
     does not do it)."""

@@ -2,8 +2,9 @@
 
 Pure: objectives and predictions in, seconds and sizes out. ``policy.filling`` fills steps within them.
 
-- A step with offline tokens in it may take as long as the TPOT objective, for the sake of decodes and of requests that
-  arrive meanwhile. TPOT here is every gap between two tokens, not a request's mean.
+- A step with offline tokens in it takes no longer than the knee of tokens a second over step time (``knee_s``), and
+  never longer than the TPOT objective, for the sake of decodes and of requests that arrive meanwhile. TPOT here is
+  every gap between two tokens, not a request's mean.
 - While an online request has no first token, such a step may take what is left of one TPOT since that request arrived.
   So offline work costs the request one TPOT in all, in the step under way at its arrival and in the following ones
   together.
@@ -12,9 +13,11 @@ Pure: objectives and predictions in, seconds and sizes out. ``policy.filling`` f
 - Where no request is online there is no limit in time. A batch is large enough to saturate the device and no larger, as
   an arrival meanwhile waits for the step or has it given up.
 
-The paper bounds a batch with decodes by TPOT alone, and one without by the whole TTFT objective, whatever its requests
-have waited already. Then the last steps before the first token of an online request that a burst has kept waiting are
-filled up, too, and a 99th percentile shows that.
+Of the other rules that can be chosen (``OfflineParams.fill``), "objective" fills to the TPOT objective in place of the
+knee: requests then stay for several times as long, and as many more of them are resident. "paper" is the paper's own: a
+batch with decodes is bounded by TPOT alone, one without by the whole TTFT objective, whatever its requests have waited
+already and however much memory they hold. Then the last steps before the first token of an online request that a burst
+has kept waiting are filled up, too, and a 99th percentile shows that.
 
 While step times are not known, offline tokens get no place beside online ones: steps of either class alone teach the
 predictor.
@@ -22,6 +25,7 @@ predictor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -165,18 +169,51 @@ def prompt_tokens_per_s(
     return predictor.prefill_tokens_per_s(decodes.num_tokens + num_tokens, decodes, num_stages) if num_tokens else 0.0
 
 
-def filler_s(objectives: Objectives, longest_wait_s: Callable[[], float | None]) -> float:
+class Own(NamedTuple):
+    """Times in seconds from which the knee of a step follows."""
+
+    lone_s: float
+    """A decode of one request."""
+    online_s: float
+    """The step's online part by itself."""
+
+
+def filler_s(
+    objectives: Objectives, longest_wait_s: Callable[[], float | None], own: Own | None = None
+) -> float:
     """Seconds that a step with offline tokens may take while there are online requests.
 
     ``longest_wait_s``: how long the oldest online request without a first token has waited; None where there is none.
+    ``own``: where steps are filled to the knee. That of the whole step counts while a request waits for its first
+    token, so a step that saturates the device by its prompts is not filled; else that of the offline tokens, so these
+    always get something beside decodes.
     """
     if objectives.tpot_s is None:
         return 0.0
     waited_s = longest_wait_s()
+    most_s = objectives.tpot_s
+    if own is not None:
+        most_s = knee_s(own.lone_s if waited_s is not None else max(own), objectives.tpot_s)
     if waited_s is None:
-        return objectives.tpot_s
+        return most_s
     due_s = objectives.tpot_s if objectives.ttft_s is None else min(objectives.ttft_s, objectives.tpot_s)
-    return max(0.0, due_s - waited_s)
+    return max(0.0, min(most_s, due_s - waited_s))
+
+
+def papers_filler_s(objectives: Objectives, *, has_decodes: bool) -> float:
+    """The same by the paper's rule: TPOT where there are decodes, else TTFT."""
+    seconds = objectives.tpot_s if has_decodes else objectives.ttft_s
+    return seconds or 0.0
+
+
+def knee_s(least_s: float, longest_s: float) -> float:
+    """The time of a step from which on more tokens cost more than they bring, of steps up to ``longest_s``.
+
+    A step takes ``least_s`` without them, and a time for each. So tokens a second grow with a step's time t as
+    1 - least_s / t. The knee of that curve is where it is farthest above its chord: where its slope is that of the line
+    from the shortest step to the longest one. That is the geometric mean of both.
+    """
+    return min(longest_s, math.sqrt(least_s * longest_s))
 
 
 def saturating_tokens(predictor: StepTimePredictor, most: int, num_stages: int) -> int:

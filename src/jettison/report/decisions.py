@@ -299,6 +299,25 @@ def _give_up_step(event: Event, log: Sequence[Event], run: RunResult) -> Decisio
     return Decision(event["t"], "give up step", event["group"], (), inputs, _rest(event, *inputs), outcome)
 
 
+def _shed_rows(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    """A step to shed its offline rows. It may have passed its last safepoint before the order reached it; what was shed
+    is computed later, or given up."""
+    about = {"t": event["t"], "group": event["group"]}
+    inputs = _pick(event, ("request", "online", "offline"))
+    shed = _next_of(log, "step_shed", about)
+    outcome: dict[str, Any] = {"shed": False}
+    if shed is not None and shed["t"] - shed["after_ms"] / 1e3 <= event["t"]:
+        outcome = {"shed_after_ms": 1e3 * (shed["t"] - event["t"]), "tokens": shed["tokens"], "layers": shed["layers"]}
+        ends = [end for kind in ("slice_computed", "slice_discarded")
+                if (end := _next_of(log, kind, {"t": shed["t"], "group": event["group"]})) is not None]
+        end = min(ends, key=lambda e: e["t"], default=None)
+        if end is not None:
+            came_ms = 1e3 * (end["t"] - shed["t"])
+            outcome |= {"computed_after_ms": came_ms} if end["kind"] == "slice_computed" else {
+                "discarded_after_ms": came_ms, "reason": end["reason"]}
+    return Decision(event["t"], "shed rows", event["group"], (), inputs, _rest(event, *inputs), outcome)
+
+
 def _compute_again(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     return Decision(event["t"], "compute again", event["group"], (), _rest(event), {}, {})
 
@@ -328,7 +347,8 @@ def _stand_still(event: Event, log: Sequence[Event], run: RunResult) -> Decision
 _MAKERS = {
     "drop_decided": _drop, "drop_declined": _no_drop, "restore_begin": _restore, "yield": _yield,
     "scale_out": _scale_out, "worker_lost": _recover, "migrated": _migrate, "rebalanced": _rebalance,
-    "offline_paused": _pause_offline, "step_abandon_asked": _give_up_step, "offline_computed_again": _compute_again,
+    "offline_paused": _pause_offline, "step_abandon_asked": _give_up_step,
+    "step_shed_asked": _shed_rows, "offline_computed_again": _compute_again,
     "offline_stands": _stand_still, "filling_stops": _stop_filling, "pack": _pack, "packed": _packed,
     "falling_asleep": _sleep, "sleep_put_off": _stay_awake, "waking": _wake, "preempted": _preempt,
     "wake_decided": _way_out, "wake_declined": _way_out, "drop_held_back": _hold_drop,

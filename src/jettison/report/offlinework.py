@@ -136,6 +136,9 @@ _CLASS_ROWS: tuple[tuple[str, Figure], ...] = (
 
 _GIVEN_UP_ROWS: tuple[tuple[str, Figure], ...] = (
     ("steps given up for an arrival / their tokens", _event("steps_abandoned", "tokens_abandoned")),
+    ("steps that shed their offline part for an arrival / times that such parts went on",
+     _event("steps_shed", "slices_resumed")),
+    ("such parts given up / their tokens", _event("slices_discarded", "tokens_discarded")),
     ("requests freed at once, as host memory had a copy / their tokens that were computed again",
      _event("checkpoint_frees", "freed_recomputed_tokens")),
     ("requests that lost all that they had computed", _event("offline_discards")),

@@ -16,7 +16,6 @@ from jettison.core import ports
 from jettison.core.controlstream import ABANDONED, ControlStream, Failure, GroupEpochs, StepEntry
 from jettison.errors import JettisonError
 from jettison.sim.copies import SimCopies
-from jettison.sim.executor import StageShape
 from jettison.sim.links import host_of
 from jettison.sim.loop import Scheduled
 from jettison.sim.memory import ModelledMemory
@@ -61,6 +60,8 @@ class SimWorker:
         self._free_ns = 0
         self._flag: int | None = None
         """The step to be given up (``live.wire.stepflag``)."""
+        self._kept: tuple[int, int] | None = None
+        """The step whose rows are kept, and the layers that these have behind them."""
         self._sampled_in: int | None = None
         """The last step that sampled here."""
         self._running: Running | None = None
@@ -96,7 +97,7 @@ class SimWorker:
         self.memory = self._make_memory()
         self.filled = set()
         self._free_ns = self.last_report_ns = self._plant.loop.now_ns
-        self._flag = self._sampled_in = None
+        self._flag = self._sampled_in = self._kept = None
         self._epochs.clear()
         self._runnable.clear()
 
@@ -146,20 +147,27 @@ class SimWorker:
 
     def abandon(self, step_id: int) -> None:
         """Set the flag to a step: a step that has not begun is given up when it begins, one being computed at its next
-        safepoint."""
+        safepoint. A step that may shed rows sheds them there."""
         self._flag = step_id
         running, now_ns = self._running, self._plant.loop.now_ns
         if running is None or running.end_ns <= now_ns or not running.task.heeds(step_id):
             return
-        stop_ns = running.next_safepoint_ns(self._plant.executor, self.worker_id, now_ns)
-        if stop_ns is None:
+        plant, num_layers = self._plant, self._plant.shape.num_layers
+        stop = running.next_safepoint(plant.executor, self.worker_id, num_layers, now_ns)
+        if stop is None:
             return
         running.end.cancel()
-        self.busy_ns -= running.end_ns - stop_ns
-        self.last_report_ns = running.reported_ns
-        self._free_ns = stop_ns
-        self._finish(running.task, running.start_ns, stop_ns, ABANDONED)
-        self._wake_at(stop_ns)
+        task, (end_ns, layer), self.last_report_ns = running.task, stop, running.reported_ns
+        failure: Failure | None = ABANDONED
+        if task.run.step.sheds_from is not None:
+            failure = task.shed(layer)
+            self._kept = task.kept_after(self._kept)
+            took_ns = task.stage_ns(plant.executor, self.worker_id, num_layers) * task.slowness
+            end_ns = end_ns if failure is not None else running.start_ns + round(took_ns)
+        self.busy_ns -= running.end_ns - end_ns
+        self._free_ns = end_ns
+        self._finish(task, running.start_ns, end_ns, failure)
+        self._wake_at(end_ns)
 
     def cancel_transfer(self, transfer_id: TransferId) -> None:
         """Rule 4: cancellations go before everything. A transfer that has not begun ends at once, with 0 bytes."""
@@ -232,35 +240,40 @@ class SimWorker:
         task, plant = entry.step, self._plant
         run = task.run
         stage = run.step.stages[task.index]
-        failure = entry.failure or self._why_not(run, stage.layers)
-        follows, load = run.step.follows, run.load
+        failure = entry.failure or self._why_not(run, stage.layers) or task.why_lost(self._kept)
+        follows = run.step.follows
         if failure is None and follows is not None:
             if follows.step_id != self._sampled_in:
                 failure = Failure.of_lost_tokens(follows.step_id)
             elif entry.arrives_ns < start_ns:
-                load = load._replace(hides_host=True)
+                run.load = run.load._replace(hides_host=True)
+        verdict = None
+        if failure is None:
+            verdict = task.begin()
         if failure is None and self._flag is not None and task.heeds(self._flag):
-            failure = ABANDONED
+            verdict = None
+            failure = ABANDONED if run.step.sheds_from is None else task.shed(0)
+        self._kept = task.kept_after(self._kept)
         if failure is not None:
             self._finish(task, start_ns, start_ns, failure)
             return
         if self.worker_id in run.high_blocks:
             self.memory.note_written(run.high_blocks[self.worker_id])
-        shape = StageShape.of(stage.layers, plant.shape.num_layers)
-        took_ns = plant.executor.stage_ns(self.worker_id, self.num_steps, load, shape)
+        task.number = self.num_steps
+        took_ns = task.stage_ns(plant.executor, self.worker_id, plant.shape.num_layers)
         slowness = self.slowness * plant.slowdown()
         if slowness != 1.0:
             took_ns = round(took_ns * slowness)
         for far in run.far.get(self.worker_id, ()):
             took_ns += self._far_ns(far)
         took_ns = self._copies.slowed_ns(took_ns)
-        task.number, task.slowness = self.num_steps, slowness
+        task.slowness = slowness
         self.num_steps += 1
         self.busy_ns += took_ns
         self._free_ns = start_ns + took_ns
         if task.is_last:
             self._sampled_in = run.step.step_id
-        self._finish(task, start_ns, self._free_ns, None)
+        self._finish(task, start_ns, self._free_ns, verdict)
 
     def _why_not(self, run: StepRun, layers: LayerRange) -> Failure | None:
         if layers not in self._runnable:
@@ -296,12 +309,13 @@ class SimWorker:
                 return
             end = plant.loop.at(end_ns, lambda: self._hand_on(task, start_ns, failure))
         elif failure is not None:
-            end = plant.report(self.worker_id, ended_early(step.step_id, failure), end_ns)
+            end = plant.report(self.worker_id, ended_early(step.step_id, failure, end_ns - start_ns), end_ns)
         else:
             if len(step.stages) > 1 or plant.is_watched:
                 self._note_stage(task, start_ns, end_ns)
             tokens = [TOKEN] * task.run.load.num_samples
-            end = plant.report(self.worker_id, ports.StepCompleted(step.step_id, tokens, {}, end_ns - start_ns), end_ns)
+            completed = ports.StepCompleted(step.step_id, tokens, {}, end_ns - start_ns, task.run.kept_layers)
+            end = plant.report(self.worker_id, completed, end_ns)
         self._running = Running(task, end, end_ns, start_ns, reported_ns=reported_ns)
 
     def _note_stage(self, task: StageTask, start_ns: int, end_ns: int) -> None:

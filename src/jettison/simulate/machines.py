@@ -425,7 +425,9 @@ def _limits(machine: Machine, config: EngineConfig) -> SchedulerLimits:
         raise ConfigError(
             f"settings.max_model_len {max_model_len} exceeds the {machine.max_model_len} positions of {machine.name}"
         )
-    return scheduler_limits(config, max_model_len, goes_ahead=machine.profile.keeps_mappings)  # a card
+    is_card = machine.profile.keeps_mappings
+    keeps_rows = not (is_card or machine.is_preset)  # GPUs' runner does not
+    return scheduler_limits(config, max_model_len, goes_ahead=is_card, keeps_rows=keeps_rows)
 
 
 def _hops(timing: Timing, machine: Machine) -> Hops:

@@ -17,7 +17,8 @@ from jettison.device.model.create import create_model
 from jettison.live.engine import inprocess
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.inprocess import MOST_LOOKS, LateFlag
-from jettison.live.engine.local_cluster import LocalCluster
+from jettison.live.engine.local_cluster import LocalCluster, Until
+from jettison.live.verify.scenarios import produced
 from jettison.live.wire.stepflag import StepFlag
 from jettison.types import SamplingParams, ServiceClass
 
@@ -67,12 +68,13 @@ SETTINGS = [
 ]
 
 
-def run(model_dir: Path, overload: str, instances: int) -> LocalCluster:
-    """Offline requests alone, greedy and sampled, in chunks; with a recording of all that the core was told."""
+def run(model_dir: Path, overload: str, instances: int, slices: str = "off", num_online: int = 0) -> LocalCluster:
+    """Offline requests, greedy and sampled, in chunks, and online ones behind them; with a recording of all that the
+    core was told."""
     settings: dict[str, object] = {
         "model": str(model_dir), "dtype": "float64", "instances": instances, "block_size": 4, "max_num_seqs": 8,
         "max_num_batched_tokens": 24, "overload": overload, "offline": "harvest",
-        "safepoint_layers": 1,
+        "safepoint_layers": 1, "offline_slices": slices,
     }
     memory = assemble(EngineConfig.resolve(**settings)).memory_for_blocks(60)
     cluster = LocalCluster(EngineConfig.resolve(**settings, memory=memory), seed=1)
@@ -90,7 +92,11 @@ def run(model_dir: Path, overload: str, instances: int) -> LocalCluster:
         rng = random.Random(3)
         for i, params in enumerate(2 * SETTINGS):
             prompt = [rng.randrange(1, 200) for _ in range(rng.randint(1, 40))]
-            cluster.submit(f"r{i}", prompt, params, service_class=ServiceClass.OFFLINE)
+            is_online = i >= 2 * len(SETTINGS) - num_online
+            if is_online:
+                cluster.run(some_tokens(cluster))
+            service_class = ServiceClass.ONLINE if is_online else ServiceClass.OFFLINE
+            cluster.submit(f"r{i}", prompt, params, service_class=service_class)
         cluster.run()
         cluster.core.check()
         core = cluster.assembly.build_core(capacity, b"local-cluster")
@@ -99,6 +105,12 @@ def run(model_dir: Path, overload: str, instances: int) -> LocalCluster:
             assert [describe(a) for a in core.handle(event, now_ns)] == expected
         assert counters(core) == counters(cluster.core)
     return cluster
+
+
+def some_tokens(cluster: LocalCluster) -> Until:
+    """Eight more, or all that there are."""
+    more = produced(cluster, 8)
+    return Until(more.what, lambda: cluster.num_open == 0 or more())
 
 
 def results(cluster: LocalCluster) -> dict[str, tuple[object, ...]]:
@@ -139,3 +151,16 @@ def test_steps_given_up_at_every_safepoint_change_no_token(
     totals = counters(disturbed.core)
     assert totals["steps_abandoned"] == sum(flags[0].given_up_at.values())
     assert totals["tokens_abandoned"] >= totals["steps_abandoned"]
+
+
+@pytest.mark.parametrize(("overload", "instances"), [("recompute", 1), ("pipeline", 2)])
+def test_steps_that_shed_rows_at_every_safepoint_change_no_token(
+    overload: str, instances: int, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = run(model_dir, overload, instances, num_online=5)
+    monkeypatch.setattr(inprocess, "LateFlag", Insisting)
+    disturbed = run(model_dir, overload, instances, "on", num_online=5)
+    assert results(disturbed) == results(undisturbed)
+    totals = counters(disturbed.core)
+    assert totals["steps_shed"] >= 10 and totals["slices_resumed"] >= 10
+    assert any(record.kind == "step_shed" and record.fields["online"] for record in disturbed.records)

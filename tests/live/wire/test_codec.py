@@ -50,6 +50,9 @@ def steps(draw):
         sample_rows=draw(int32s(draw(st.integers(0, num_rows)))),
         safepoint_layers=draw(st.integers(0, 2**31 - 1)),
         follows_step=draw(st.none() | st.integers(0, 2**63 - 1)),
+        sheds_from=draw(st.none() | st.integers(0, 2**31 - 1)),
+        resumes_step=draw(st.none() | st.integers(0, 2**63 - 1)),
+        most_layers=draw(st.none() | st.integers(0, 2**31 - 1)),
         sampling=draw(st.lists(sampling, max_size=2)), prompt_logprobs=draw(st.lists(prompt, max_size=2)),
     )
 

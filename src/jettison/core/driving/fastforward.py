@@ -135,7 +135,7 @@ class FastForward:
 def _is_steady(group: Group) -> bool:
     """Whether the step in flight is the group's only one and decodes one token of every running request, and the next
     plan could do nothing else: no request waits, moves, is a suspect or is stranded; no hold and no incoming KV binds
-    the group; prefixes are not cached, and the step's time does not bound its content.
+    the group; prefixes are not cached, it keeps no slice, and the step's time does not bound its content.
 
     A step with safepoints is reported by itself: how many the next one has is predicted from all steps that ended
     before. So is every step where groups plan ahead: two are under way then, each begins when the other ends, and one
@@ -146,7 +146,7 @@ def _is_steady(group: Group) -> bool:
         return False
     if group.paused or group.holds_preemption or group.blocks.landing or group.limits.enable_prefix_caching:
         return False
-    if group.shares_steps or group.limits.steps_ahead:
+    if group.shares_steps or group.limits.steps_ahead or group.slices.kept is not None:
         return False
     (flight,) = group.in_flight.values()
     rows = flight.step.rows

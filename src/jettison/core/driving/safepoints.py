@@ -1,8 +1,9 @@
-"""Steps that may be given up (safepoints): which steps are armed, and what an online arrival does to the step under
-way.
+"""Steps that may be given up, or may shed their offline rows (safepoints): which steps are armed, and what an online
+arrival does to the step under way.
 
-``policy.safepoints`` decides whether the step is given up, and which requests make way in the next batch; here are its
-views. ``core.driving.stepping`` handles a step that was given up.
+``policy.slices`` decides whether a step sheds rows; where workers cannot, ``policy.safepoints`` decides whether a step
+of offline requests alone is given up, and which requests make way in the next batch. Here are their views.
+``core.driving.stepping`` handles what comes of it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from itertools import accumulate
 
 from jettison.core.ports import AbandonStep, Action, Record, RunStep
 from jettison.core.requests import RequestState
-from jettison.core.serving.flights import InFlight
+from jettison.core.serving.flights import InFlight, work_of
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.stepwork import NOTHING, StepWork, step_of
+from jettison.policy.batching import BlockedBy
 from jettison.policy.safepoints import (
     Ahead,
     ArrivalView,
@@ -23,31 +25,43 @@ from jettison.policy.safepoints import (
     next_safepoint_s,
     plan_making_way,
 )
+from jettison.policy.slices import ShedView, sheds
 from jettison.policy.slo import Objectives, objectives
 from jettison.types import NANOSECONDS
 
 
 class Safepoints:
-    """Gives steps of offline requests safepoints, and has such a step given up where an online request would miss its
-    deadline otherwise."""
+    """Gives steps with offline requests safepoints. Has such a step shed these as an online request comes or, where
+    workers cannot, has a step of offline requests alone given up where an online one would miss its deadline."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
 
     def arm(self, group: Group, step: RunStep) -> RunStep:
-        """Give a step that was just planned safepoints, if all of its requests are offline and objectives are kept
-        (``slo_aware``). Returns the step to be issued, unchanged otherwise. ``safepoint_layers`` of the parameters says
-        after how many layers each comes; where it is None, ``policy.safepoints`` chooses by the predicted time of the
-        first stage."""
+        """Give a step that was just planned, whose last row is offline, safepoints, if objectives are kept
+        (``slo_aware``) and it may shed its offline rows or has no others. Returns the step to be issued, unchanged
+        otherwise. ``safepoint_layers`` of the parameters says after how many layers each comes; where it is None, after
+        each where rows are shed, else ``policy.safepoints`` chooses by the predicted time of the first stage."""
         params = self._state.params.offline
-        if not params.slo_aware or not all(row.state.is_offline for row in step.rows):
+        if not params.slo_aware:
+            return step
+        num_online, has_remote = len(step.rows), False
+        while num_online and step.rows[num_online - 1].state.is_offline:
+            num_online -= 1
+            has_remote = has_remote or bool(step.rows[num_online].remote)
+        # Rows can be kept if workers can do it and keep no others; neither a guest's, nor any with KV elsewhere.
+        may_shed = self._state.limits.sheds_rows and group.slices.kept is None and not has_remote
+        sheds_from = num_online if may_shed and not group.in_flight[step.step_id].guests else None
+        if num_online and sheds_from is None:
             return step
         every = params.safepoint_layers
-        if every is None:
+        if every is None and sheds_from is not None:
+            every = 1  # a look takes a ten-thousandth of a layer, and what stops at it loses nothing
+        elif every is None:
             step_s = self._predict_s(group, group.in_flight[step.step_id].work)
             stage_s = None if step_s is None else step_s * self._first_share(group)
             every = choose_safepoint_layers(len(group.stages[0].layers), stage_s, self._objectives().ttft_s)
-        return group.arm(step.step_id, every)
+        return group.arm(step.step_id, every, sheds_from)
 
     def online_arrived(self, state: RequestState, now_ns: int) -> list[Action]:
         """Keep the deadline of an online request that has just been queued, if that is possible, where the group's
@@ -55,13 +69,16 @@ class Safepoints:
         out and, if that is not enough, the step is asked to give up; then a record and the order to the first stage's
         worker are returned.
 
-        Nothing happens without a group, in an idle group, beside a step without safepoints (a mixed one cannot be given
-        up), without an online request that waits for its first token, or while objectives or step times are not known.
+        A step that may shed its offline rows is asked for that instead (``_ask_to_shed``). Nothing happens without a
+        group, in an idle group, beside a step without safepoints, without an online request that waits for its first
+        token, or while objectives or step times are not known.
         """
         group = self._state.groups.get(state.group_id)
         flight = None if group is None else next(reversed(group.in_flight.values()), None)
         if group is None or flight is None or not flight.step.safepoint_layers:
             return []
+        if flight.step.sheds_from is not None:
+            return self._ask_to_shed(group, flight, state, now_ns)
         view = self._view(group, flight, now_ns)
         if view is None:
             return []
@@ -83,6 +100,25 @@ class Safepoints:
             "offline": len(offline), "kept": way.num_kept,
         })  # fmt: skip
         return [asked, AbandonStep(group.worker_ids[0], flight.step.step_id)]
+
+    def _ask_to_shed(self, group: Group, flight: InFlight, state: RequestState, now_ns: int) -> list[Action]:
+        """Have a step shed its offline rows for an online request that has just been queued, where ``policy.slices``
+        finds that it gains enough: a record, and the order to the first stage's worker. Nothing where memory keeps the
+        requests before this one out anyway, or where the worker's one place for rows may be taken."""
+        step = flight.step
+        is_kept_out = group.head_blocked_by is BlockedBy.MEMORY and len(group.queues.waiting) > 1
+        if is_kept_out or not has_place(group, step) or state not in group.queues.waiting:
+            return []
+        view = self._shed_view(group, flight, now_ns)
+        if view is None or not sheds(view):
+            return []
+        group.abandoning = step.step_id
+        asked = Record("step_shed_asked", now_ns, {
+            "group": group.group_id, "request": state.request_id, "saved_ms": _ms(view.saved_s),
+            "price_ms": _ms(view.price_s), "left_ms": _ms(view.whole_left_s), "online": step.sheds_from,
+            "offline": len(step.rows) - (step.sheds_from or 0),
+        })  # fmt: skip
+        return [asked, AbandonStep(group.worker_ids[0], step.step_id)]
 
     # --- views ------------------------------------------------------------------------------------------------
 
@@ -112,6 +148,25 @@ class Safepoints:
         given_up = Ahead(max(stop_s, place_s), max(stop_s, *before) if before else stop_s)
         is_asked = group.abandoning == newest.step.step_id
         return ArrivalView(left_s, len(group.stages), None if is_asked else runs_on, given_up, goals.tpot_s)
+
+    def _shed_view(self, group: Group, flight: InFlight, now_ns: int) -> ShedView | None:
+        """A step that may shed rows, as ``policy.slices`` sees it; None while step times are not known."""
+        step, share = flight.step, self._first_share(group)
+        whole_s = self._predict_s(group, flight.work)
+        online_s = self._predict_s(group, work_of(step.rows[: step.sheds_from])) if step.sheds_from else 0.0
+        offline_s = self._predict_s(group, work_of(step.rows[step.sheds_from :]))
+        if whole_s is None or online_s is None or offline_s is None:
+            return None
+        num_layers = len(group.stages[0].layers)
+        first = step.resumes.num_layers if step.resumes is not None else 0
+        elapsed_s = (now_ns - flight.issued_ns) / NANOSECONDS
+        # Rows that were shed join the others at their layer: there is nothing to be shed before that.
+        alone_s, stage_s = online_s * share * first / num_layers, whole_s * share * (num_layers - first) / num_layers
+        since_s = max(0.0, elapsed_s - alone_s)
+        stop_s = alone_s + since_s - elapsed_s
+        stop_s += next_safepoint_s(num_layers - first, step.safepoint_layers, stage_s, since_s)
+        left = max(0.0, alone_s + stage_s - elapsed_s - stop_s) / whole_s if whole_s else 0.0
+        return ShedView(alone_s + stage_s - elapsed_s, stop_s, online_s * left, offline_s * left)
 
     def _left_s(self, group: Group, goals: Objectives, now_ns: int) -> float | None:
         """Seconds until the earliest deadline of the waiting online requests without a first token; negative once it
@@ -150,6 +205,14 @@ class Safepoints:
 
     def _objectives(self) -> Objectives:
         return objectives(self._state.params.offline.slo, self._state.predictor)
+
+
+def has_place(group: Group, step: RunStep) -> bool:
+    """Whether nothing is kept for the group, and none of its steps under way may have rows kept before this one does:
+    no step was asked to shed, and none computes a part of a slice."""
+    if group.slices.kept is not None or group.abandoning in group.in_flight:
+        return False
+    return all(f.step is step or f.step.resumes is None for f in group.in_flight.values())
 
 
 def _with(work: StepWork, state: RequestState, room: int, *, given_up: bool) -> StepWork:

@@ -96,7 +96,8 @@ class Stepping:
     def on_completed(self, event: StepCompleted, now_ns: int) -> list[Action]:
         """Commit a step: emit its tokens, end the requests that end with it, free requests that were ending, and have
         the monitors and the predictor learn. A request whose chunk has overtaken an earlier one is distrusted, with a
-        record. A step with safepoints that came to its end eases the bound on such steps' time, where there is one.
+        record. A step with safepoints that came to its end eases the bound on such steps' time, where there is one. Of
+        a step that has shed rows the others are committed.
 
         Returns the actions; none for a step that no group waits for any more.
         """
@@ -106,19 +107,31 @@ class Stepping:
         flight = group.in_flight[event.step_id]
         if self._moves.first_served.open:
             self._moves.first_served.step_ended(group, event.step_id, now_ns)
-        self._loads.note_step(group, flight.step, flight.work, flight.issued_ns, event.compute_ns, now_ns)
         actions: list[Action] = []
+        if event.kept_layers is not None:
+            actions += self._shed(group, event.step_id, event.kept_layers, now_ns)
+        elif flight.step.resumes is None:
+            self._loads.note_step(group, flight.step, flight.work, flight.issued_ns, event.compute_ns, now_ns)
+        if event.kept_layers is not None or flight.step.resumes is not None:
+            self._loads.note_part(group)
         # A chunk that ran before an earlier chunk of its request had run on KV that was not there.
         for state in group.overtaking(event.step_id):
             self._state.distrust(state)
             overtaken = {"group": group.group_id, "step": event.step_id, "request": state.request_id}
             actions.append(Record("chunk_overtaken", now_ns, overtaken))
-        fresh, has_offline = group.counters.fresh, flight.step.rows[-1].state.is_offline
+        if flight.shed_ns is not None and event.kept_layers is None:
+            actions.append(Record("slice_computed", now_ns, {
+                "group": group.group_id,
+                "tokens": sum(row.num_tokens for row in flight.step.rows[flight.step.sheds_from :]),
+                "after_ms": (now_ns - flight.shed_ns) / 1e6,
+            }))  # fmt: skip
+        fresh = group.counters.fresh
+        has_offline = bool(flight.step.rows) and flight.step.rows[-1].state.is_offline
         num_before = fresh.num_offline if has_offline else 0
         outcome = group.commit(event, now_ns)
         if has_offline:
             fresh.note_step(num_before, now_ns)
-            if group.longest_alone_s is not None and flight.step.safepoint_layers:
+            if group.longest_alone_s is not None and flight.step.safepoint_layers and flight.step.sheds_from is None:
                 group.longest_alone_s = lengthened_s(group.longest_alone_s, (now_ns - flight.issued_ns) / NANOSECONDS)
         for state in outcome.with_first:
             self._loads.note_first_token(state)
@@ -134,6 +147,25 @@ class Stepping:
                 row.state.num_live_rows += 1
             if row.state.ending is not None:
                 self._state.reap(row.state)
+        return actions
+
+    def _shed(self, group: Group, step_id: int, num_layers: int, now_ns: int) -> list[Action]:
+        """Take out the rows that a step has shed, as the group's slice, with a record of the first time. Where they are
+        discarded at once, their requests that were ending are freed, and those with a later chunk under way, which has
+        run on KV that is not there, are distrusted. Returns the actions."""
+        flight = group.in_flight[step_id]
+        is_first = flight.step.resumes is None
+        actions: list[Action] = []
+        for state in group.slices.shed(step_id, num_layers, now_ns):
+            if state.ending is None and state.num_pending:
+                actions += self._stop_moves_of(state)
+                self._state.distrust(state)
+            self._state.reap(state)
+        if is_first and group.slices.kept is not None:
+            actions.append(Record("step_shed", now_ns, {
+                "group": group.group_id, "tokens": group.slices.kept.num_tokens, "layers": num_layers,
+                "online": len(flight.step.rows), "after_ms": (now_ns - flight.issued_ns) / 1e6,
+            }))  # fmt: skip
         return actions
 
     def _end(self, group: Group, end: RowEnd, now_ns: int) -> list[Action]:

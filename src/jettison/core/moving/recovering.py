@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from jettison.core.changes import WaitsFor
+from jettison.core.discards import Discard
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.recovery import Recovery, RecoveryPhase
@@ -209,6 +210,7 @@ class Recoveries:
                 if elsewhere is not group and elsewhere is not None and state.ending is None:  # a guest
                     elsewhere.queues.note_suspect(state)
         group.in_flight.clear()
+        group.slices.discard(Discard.LOST)
         states = group.queues.take_all()
         self._cluster.dissolve(group)
         unplaced: list[RequestState] = []

@@ -14,6 +14,13 @@ class GroupCounters:
     num_steps: int = 0
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
+    num_shed_steps: int = 0
+    """Steps that have shed their offline rows."""
+    num_resumptions: int = 0
+    """Times that rows which were shed went on."""
+    num_discarded_slices: int = 0
+    num_discarded_tokens: int = 0
+    """Tokens of slices that were given up."""
     fresh: FreshTokens = field(default_factory=FreshTokens)
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix cache."""

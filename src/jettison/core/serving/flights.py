@@ -20,6 +20,8 @@ class InFlight:
     work: StepWork
     guests: tuple[Guest, ...] = ()
     """Guests with a row each in it; their rows come first."""
+    shed_ns: int | None = None
+    """Of a step that resumes a slice: when its rows were shed first."""
 
     @property
     def own_rows(self) -> tuple[StepRow, ...]:

@@ -12,9 +12,11 @@ Reading order for newcomers: ``Group.next_step``, ``core.serving.stepplan``, ``G
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from operator import attrgetter
 from typing import NamedTuple
 
 from jettison.core.changes import Changes
+from jettison.core.discards import Discard
 from jettison.core.ports import RunStep, StepCompleted, StepRow, step_row
 from jettison.core.preemption import Preempted, Preemption
 from jettison.core.requests import Hold, RequestState
@@ -27,6 +29,7 @@ from jettison.core.serving.holds import GroupHold, Holder
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.outcome import RowEnd, StepOutcome
 from jettison.core.serving.queues import Queues
+from jettison.core.serving.slicing import Slices
 from jettison.core.serving.stepplan import StepPlanner
 from jettison.core.serving.stepsahead import step_to_follow, token_sources
 from jettison.core.serving.virtualtokens import VirtualTokens
@@ -117,6 +120,8 @@ class Group:
         not filled (``core.driving.filling``). None: not looked at yet, or nothing known."""
         self.abandoning: int | None = None
         """The last step that was told to give up; it may have ended."""
+        self.slices = Slices(self, self._changes)
+        """Rows that one of its steps has shed, and that are not under way."""
         self.longest_alone_s: float | None = None
         """How long a step of offline requests alone may take; None: no bound (``policy.safepoints.shortened_s``)."""
         self._held: dict[GroupHold, set[Holder]] = {
@@ -145,9 +150,11 @@ class Group:
 
     def hold(self, owner: Holder, what: GroupHold) -> None:
         """Keep the group from ``what`` until ``owner`` releases it. Where no other owner does so already, the group is
-        planned again and, for steps, counted as reshaped. Idempotent."""
+        planned again and, for steps, counted as reshaped, without its slice. Idempotent."""
         owners = self._held[what]
         if not owners:
+            if what is GroupHold.STEPS and self.slices.kept is not None:
+                self.slices.discard(Discard.HELD)
             self._changes.reshaped += what is GroupHold.STEPS
             self.touch()
         owners.add(owner)
@@ -171,11 +178,13 @@ class Group:
 
     @property
     def absent(self) -> Collection[RequestId]:
-        """Running requests that the next step is planned without: requests that sit out, and requests of a step that is
-        being given up, as further tokens would follow on tokens that may never be computed."""
-        if self.abandoning not in self.in_flight:
-            return self.sitting_out
-        return {row.state.request_id for row in self.in_flight[self.abandoning].step.rows}.union(self.sitting_out)
+        """Running requests that the next step is planned without: those that sit out, or are of the slice, or of rows
+        that a step is told to give up or shed, as further tokens would follow on some that may not be computed."""
+        rows: tuple[StepRow, ...] = () if self.slices.kept is None else self.slices.kept.rows
+        if self.abandoning in self.in_flight:
+            step = self.in_flight[self.abandoning].step
+            rows += step.rows[step.sheds_from or 0 :]
+        return {row.state.request_id for row in rows}.union(self.sitting_out) if rows else self.sitting_out
 
     @property
     def pending_copies(self) -> tuple[int, int]:
@@ -214,17 +223,21 @@ class Group:
     def next_step(self, step_id: int, now_ns: int) -> RunStep | None:
         """Plan the next microbatch and apply the plan, which may preempt. Returns the step, which is in flight from now
         on; None where steps are held, every stage has one, or no request can run. Sitting out ends here, and does not
-        count where no other request can run."""
+        count where no other request can run. A slice goes on here, or is discarded where it is in the way."""
+        if self.slices.kept is not None and (self.queues.suspects or not self.slices.kept.is_sound):
+            self.slices.discard(Discard.MOVES)
         if self.paused or len(self.in_flight) >= len(self.stages):
             return None
         queues = self.queues
         if not queues.running and not queues.has_waiting and not self.guests:
             return None
-        step = self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
+        if self.slices.kept is not None:
+            return self.slices.next_step(self.slices.kept, step_id, now_ns)
+        step = self.apply(self.planner.next_plan(now_ns), step_id, now_ns)
         if self.sitting_out:
             self.sitting_out = ()
             if step is None:  # no other request can run
-                step = self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
+                step = self.apply(self.planner.next_plan(now_ns), step_id, now_ns)
         if len(self.stages) > 1:
             self.planner.note_applied()
         return step
@@ -236,14 +249,15 @@ class Group:
         plan = None if before is None else self.planner.plan_ahead(now_ns)
         if before is None or plan is None:
             return None
-        step = self._apply(plan, step_id, now_ns)
+        step = self.apply(plan, step_id, now_ns)
         if step is None:
             return None
         flight = self.in_flight[step_id]
         flight.step = step._replace(follows=token_sources(before, step))
         return flight.step
 
-    def _apply(self, plan: BatchPlan, step_id: int, now_ns: int) -> RunStep | None:
+    def apply(self, plan: BatchPlan, step_id: int, now_ns: int) -> RunStep | None:
+        """Have a plan's step, if it has one, be in flight from now on. Raises StalePlanError."""
         if plan.version != self.version:
             raise StalePlanError(f"batch plan of version {plan.version}, group is at {self.version}")
         self.head_blocked_by = plan.head_blocked_by
@@ -269,6 +283,8 @@ class Group:
                 rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
         if not queues.waiting:
             self.head_blocked_by = None
+        if plan.chunks and len(rows) > len(plan.chunks) and rows[len(plan.chunks) - 1].state.is_offline:
+            rows.sort(key=attrgetter("state.is_offline"))  # stable: what a step may shed comes last
         guests = self._add_guests(rows) if self.guests else ()
         if not rows:
             return None
@@ -322,10 +338,11 @@ class Group:
         samples = context + num_tokens >= state.num_tokens and state.wants_output
         return step_row((state, context, num_tokens, samples, state.remote))
 
-    def arm(self, step_id: int, safepoint_layers: int) -> RunStep:
-        """Give a step in flight a safepoint after every ``safepoint_layers`` layers. Returns the step as it is now."""
+    def arm(self, step_id: int, safepoint_layers: int, sheds_from: int | None) -> RunStep:
+        """Give a step in flight a safepoint after every ``safepoint_layers`` layers, at which it sheds its rows from
+        ``sheds_from`` on, or is given up. Returns the step as it is now."""
         flight = self.in_flight[step_id]
-        flight.step = flight.step._replace(safepoint_layers=safepoint_layers)
+        flight.step = flight.step._replace(safepoint_layers=safepoint_layers, sheds_from=sheds_from)
         return flight.step
 
     # --- commit -----------------------------------------------------------------------------------------------
@@ -480,5 +497,6 @@ class Group:
         self.queues.check()
         for state in self.queues.running.values():
             self.blocks.check_holds(state)
+        self.slices.check()
         layers = LayerRange(self.stages[0].layers.lo, self.stages[-1].layers.hi)
         assert sum(len(s.layers) for s in self.stages) == len(layers), "stages must be contiguous"

@@ -11,12 +11,20 @@ from jettison.core.serving.flights import InFlight
 from jettison.core.serving.holds import Holder
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.queues import Queues
+from jettison.core.serving.slices import Keeping
 from jettison.memory.stages import StagePlan
-from jettison.policy.batching import BlockedBy
+from jettison.policy.batching import BatchLimits, BatchPlan, BlockedBy
 from jettison.policy.lookahead import ChunkCost
 from jettison.policy.slo import Pace
 from jettison.policy.standing import Foreseen
 from jettison.types import RequestId
+
+
+class Planner(Protocol):
+    """See ``StepPlanner``."""
+
+    def limits(self) -> BatchLimits: ...
+    def next_plan(self, now_ns: int) -> BatchPlan: ...
 
 
 class GroupView(Protocol):
@@ -40,6 +48,10 @@ class GroupView(Protocol):
     def absent(self) -> Collection[RequestId]: ...
     @property
     def sitting_out(self) -> Collection[RequestId]: ...
+    @property
+    def planner(self) -> Planner: ...
+    @property
+    def slices(self) -> Keeping: ...
     @property
     def holds_preemption(self) -> Set[Holder]: ...
     @property

@@ -29,6 +29,9 @@ class SchedulerLimits:
     steps_ahead: int = 0
     """Steps that a group of one stage may have under way behind the one that is computed: 0 or 1
     (``core.serving.stepsahead``)."""
+    sheds_rows: bool = False
+    """Workers can stop the offline rows of a step at a safepoint and go on with them later, with the same results
+    (``core.serving.slices``)."""
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` tokens take, the last of them perhaps in part."""

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 
 from jettison.core.requests import RequestState
+from jettison.core.serving.flights import work_of
 from jettison.core.serving.groupview import GroupView
 from jettison.core.serving.planviews import (
     EachTime,
@@ -20,9 +21,10 @@ from jettison.core.serving.planviews import (
     waiting_row,
     waiting_row_beside_victims,
 )
+from jettison.cost.stepwork import StepWork, step_of
 from jettison.policy.batching import BatchLimits, BatchPlan, BatchView
 from jettison.policy.filling import OfflineView, plan_beside, plan_within
-from jettison.policy.slo import Objectives, Pace, StepBudget, filler_s, step_budget
+from jettison.policy.slo import LONE_DECODE, Objectives, Own, Pace, StepBudget, filler_s, papers_filler_s, step_budget
 from jettison.policy.standing import Foreseen, StepRoom
 from jettison.types import NANOSECONDS
 
@@ -38,13 +40,15 @@ def plan_shared(group: GroupView, pace: Pace, limits: BatchLimits, planned: Plan
     planned = partial(planned_within, group, pace, planned) if pace.bounds_online else planned
     online = online_view(group)
 
-    def budget_of(plan: BatchPlan) -> StepBudget:
-        seconds = _seconds(group, goals, now_ns)
-        return step_budget(pace.predictor, seconds, num_stages, copies)
+    def budget_of(online_work: StepWork) -> StepBudget:
+        if group.slices.kept is not None:  # its turns take what steps leave
+            return step_budget(pace.predictor, 0.0, num_stages, copies)
+        return step_budget(pace.predictor, filling_s(group, pace, goals, online_work, now_ns), num_stages, copies)
 
     return plan_beside(
         online, offline_view(group), limits, lambda view: planned(view, limits), budget_of,
-        fills_after_eviction=pace.offline.fills_after_eviction, is_busy=bool(group.in_flight),
+        fills_after_eviction=pace.offline.fills_after_eviction,
+        is_busy=bool(group.in_flight) or group.slices.kept is not None,
     )
 
 
@@ -63,16 +67,23 @@ def planned_within(
     return plan_within(view, planned, limits, budget)
 
 
-def _seconds(group: GroupView, goals: Objectives, now_ns: int) -> float | None:
+def filling_s(
+    group: GroupView, pace: Pace, goals: Objectives, online_work: StepWork, now_ns: int
+) -> float | None:
     """Seconds that a step with offline tokens may take, by the objectives and by how long online requests have waited
     for their first token. 0.0 where online requests are foreseen to lack memory (``Group.foreseen``). None: no bound,
     as no online request here waits for it."""
     queues = group.queues
     if not queues.serves_online and all(group.blocks.is_oversized(s) for s in queues.waiting):
         return None
+    if pace.offline.fill == "paper":
+        return papers_filler_s(goals, has_decodes=any(s.first_token_ns is not None for s in online_states(group)))
     if group.foreseen is not None and not group.foreseen.fits:
         return 0.0
-    return filler_s(goals, lambda: _longest_wait_s(group, now_ns))
+    own: Own | None = None
+    if pace.offline.fill == "knee" and (taking := pace.predictor.taking(step_of(len(group.stages)))) is not None:
+        own = Own(taking(LONE_DECODE), taking(online_work))
+    return filler_s(goals, lambda: _longest_wait_s(group, now_ns), own)
 
 
 def held_by_online(group: GroupView, growth_blocks: int) -> Foreseen:
@@ -109,7 +120,8 @@ def room_of_last_step(
     pace = group.pace()
     if pace is None or not pace.offline.slo_aware or not group.queues.has_both_classes:
         return room
-    seconds = _seconds(group, pace.objectives(), now_ns)
+    online_work = work_of([row for row in rows if not row.state.is_offline])
+    seconds = filling_s(group, pace, pace.objectives(), online_work, now_ns)
     budget = step_budget(pace.predictor, seconds, len(group.stages))
     one_more_s = pace.predictor.predict_s(flight.work.with_prompt(1, state.num_computed), budget.part)
     return room._replace(
@@ -148,9 +160,12 @@ def offline_view(group: GroupView) -> OfflineView:
     queues = group.queues
     newest_first = queues.running_offline()
     waiting = queues.waiting_offline if queues.admits_offline and not group.sitting_out else ()
+    in_flight = False
+    for state in newest_first:  # a generator would be called for each
+        in_flight = in_flight or state.num_pending > 0
     return OfflineView(
         running_rows(group, reversed(newest_first)), len(newest_first),
         EachTime(lambda: map(partial(waiting_row, group), waiting)),
         lambda: victim_rows(group, newest_first),
-        any(s.num_pending for s in newest_first),
+        in_flight,
     )

@@ -39,6 +39,7 @@ class CudaBackEnd:
 
     computes_by_itself = True
     goes_ahead = True
+    keeps_rows = False
 
     @cached_property
     def card(self) -> Card:

@@ -26,7 +26,10 @@ from jettison.device.kernels.registry import KernelsUnavailableError, find_kerne
 from jettison.device.spec import HOST
 from jettison.errors import ConfigError
 
-__all__ = ["Kernels", "Processor", "load_kernels", "resolve_kernels", "rows_are_independent", "this_processor"]
+__all__ = [
+    "Kernels", "Processor", "load_kernels", "parts_are_exact", "resolve_kernels", "rows_are_independent",
+    "this_processor",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +53,12 @@ def rows_are_independent(name: str, dtype: torch.dtype) -> bool:
     """
     kernels, _ = find_kernels(name)
     return dtype not in kernels.dependent
+
+
+def parts_are_exact(name: str, dtype: torch.dtype) -> bool:
+    """Whether a step whose rows are computed in parts yields the tokens of the whole one: in double precision with any
+    kernels, else where no row depends on the others."""
+    return dtype == torch.float64 or rows_are_independent(name, dtype)
 
 
 def load_kernels(

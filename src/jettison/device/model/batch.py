@@ -59,6 +59,13 @@ class Batch(NamedTuple):
     rows: RowOperations | None = None
     """The single operations of a layer that need rows, likewise."""
 
+    def leading(self, num_rows: int, num_tokens: int) -> Batch:
+        """Its first rows, which have so many tokens, with their arrays here and no KV elsewhere."""
+        return Batch(
+            self.query_lens[:num_rows], self.context_lens[:num_rows], self.block_tables[:num_rows],
+            self.positions[:num_tokens],
+        )
+
 
 class HostRowOperations:
     """On the arrays of a batch."""

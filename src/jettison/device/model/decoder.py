@@ -84,11 +84,12 @@ class Decoder:
     def run_layers(
         self, layers: LayerRange, batch: Batch, buffers: StepBuffers, is_last: bool,
         between_layers: Callable[[], None] | None = None, gives_up: GivesUp | None = None, every: int = 1,
-    ) -> bool:
-        """Run a contiguous, non-empty range over ``buffers.residual``, and store KV; returns whether it ran to its end.
+    ) -> int:
+        """Run a contiguous, non-empty range over ``buffers.residual``, and store KV; returns the layer that would be
+        next: the range's end or, where it was given up, the one that it stopped before.
 
         ``gives_up`` is called before the first layer and before every ``every``-th one after it: if it returns True,
-        the remaining layers are left out, and the contents of the buffers are undefined.
+        the remaining layers are left out, and the range ends there as one that is not the last.
 
         ``between_layers`` is called after attention and after the MLP of a layer, when nothing is half written. After
         the run the residual holds every addition and, where ``is_last``, ``buffers.x`` holds its final norm.
@@ -96,12 +97,14 @@ class Decoder:
         for layer in layers.layers():
             is_first = layer == layers.lo
             if gives_up is not None and (layer - layers.lo) % every == 0 and gives_up():
-                return False
+                if not is_first:
+                    self.end_layers(buffers, is_last=False)
+                return layer
             if between_layers is not None and not is_first:
                 between_layers()
             self.run_layer(layer, batch, buffers, is_first, between_layers)
         self.end_layers(buffers, is_last)
-        return True
+        return layers.hi
 
     def run_layer(
         self, layer: int, batch: Batch, buffers: StepBuffers, is_first: bool,

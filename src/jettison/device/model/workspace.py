@@ -69,10 +69,11 @@ class Workspace:
     """The workspace's bytes cut into tensors."""
 
     def __init__(
-        self, memory: Tensor, config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int
+        self, memory: Tensor, config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int,
+        *, keeps_rows: bool = False,
     ) -> None:
         """``memory``: flat uint8, at least ``num_bytes`` of the same arguments long, 64-byte aligned."""
-        plan = _plan(config, dtype, max_num_tokens, max_num_seqs)
+        plan = _plan(config, dtype, max_num_tokens, max_num_seqs, keeps_rows=keeps_rows)
         tensors = {
             name: memory[offset : offset + math.prod(shape) * kind.itemsize].view(kind).view(shape)
             for name, (offset, shape, kind) in plan.places.items()
@@ -82,6 +83,8 @@ class Workspace:
         self.cos = tensors["cos"]
         """[ropes, max_model_len, rotary_dim], of ``sum_dtype``. Permanent."""
         self.sin = tensors["sin"]
+        self.kept = tensors.get("kept", memory[:0].view(dtype).view(0, config.hidden_size))
+        """[max_num_tokens, hidden], for rows that steps shed; none without ``keeps_rows``."""
         self.residual = tensors["residual"]
         self.x = tensors["x"]
         self.qkv = tensors["qkv"]
@@ -105,9 +108,12 @@ class Workspace:
         return RoutedBuffers(*views) if views else None
 
     @staticmethod
-    def num_bytes(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int) -> int:
-        """Bytes that a workspace for steps of these sizes takes."""
-        return _plan(config, dtype, max_num_tokens, max_num_seqs).num_bytes
+    def num_bytes(
+        config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int, *, keeps_rows: bool = False
+    ) -> int:
+        """Bytes that a workspace for steps of these sizes takes. ``keeps_rows``: with room for rows that a step sheds,
+        as many as it may have."""
+        return _plan(config, dtype, max_num_tokens, max_num_seqs, keeps_rows=keeps_rows).num_bytes
 
     @staticmethod
     def position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
@@ -115,7 +121,9 @@ class Workspace:
         return 2 * len(config.ropes) * config.rotary_dim * sum_dtype(dtype).itemsize
 
 
-def _plan(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int) -> _Plan:
+def _plan(
+    config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int, *, keeps_rows: bool
+) -> _Plan:
     places: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {}
 
     def place(offset: int, kind: torch.dtype, **shapes: tuple[int, ...]) -> int:
@@ -128,6 +136,8 @@ def _plan(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_nu
     table = len(config.ropes), config.max_model_len, config.rotary_dim
     shared = place(0, dtype, final_norm=(hidden * (2 if config.has_norm_bias else 1),))
     shared = place(shared, sum_dtype(dtype), cos=table, sin=table)
+    if keeps_rows:
+        shared = place(shared, dtype, kept=(tokens, hidden))
     shared = place(shared, dtype, residual=(tokens, hidden), x=(tokens, hidden))
     inner, rows = config.intermediate_size, (max_num_seqs, hidden)
     experts, routed_bytes = config.arithmetic.experts, 0

@@ -23,7 +23,7 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.profile_document import Fingerprint
 from jettison.device.addresses import span_bytes
 from jettison.device.choice import choose_back_end
-from jettison.device.kernels import Processor, rows_are_independent
+from jettison.device.kernels import Processor, parts_are_exact, rows_are_independent
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.end_tokens import EndTokens, read_end_tokens
 from jettison.device.model.hf_config import DecoderConfig, read_config
@@ -71,7 +71,8 @@ class Assembly:
 
     def _workspace_for(self, num_positions: int) -> int:
         spec = self.worker_specs[0]
-        return _workspace_bytes(self.model, num_positions, spec.dtype, spec.max_num_tokens, spec.max_num_seqs)
+        limits = spec.max_num_tokens, spec.max_num_seqs
+        return _workspace_bytes(self.model, num_positions, spec.dtype, spec.back_end, limits)
 
     @property
     def kernels(self) -> str:
@@ -247,14 +248,22 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
             f"--max-model-len {max_model_len} exceeds the model's {model.max_position_embeddings} positions"
         )
     end_tokens = read_end_tokens(model_dir, model.vocab_size, config.model.generation_config)
-    limits = scheduler_limits(config, max_model_len, end_tokens.ids, goes_ahead=device.goes_ahead)
+    keeps_rows = device.keeps_rows and parts_are_exact(kernels, torch_dtype)
+    if config.offline.slices == "on" and not keeps_rows:
+        raise ConfigError(
+            f"--offline-slices on: with {kernels} in {dtype} a step's rows cannot go on later with the same results"
+        )
+    limits = scheduler_limits(
+        config, max_model_len, end_tokens.ids, goes_ahead=device.goes_ahead, keeps_rows=keeps_rows
+    )
     # A pipeline may hold a decode of every request beside a full prefill budget.
     max_num_tokens = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
-    room = _position_room(config, model, shape, dtype, max_num_tokens)
+    room = _position_room(config, model, shape, dtype, back_end, max_num_tokens)
     model = replace(model, max_model_len=room.positions(config.memory.memory_bytes))
     _check_step_size(limits, model.max_model_len)
     num_positions = model.max_model_len
-    workspace_bytes = _workspace_bytes(model, num_positions, dtype, max_num_tokens, config.scheduler.max_num_seqs)
+    limits_of_steps = max_num_tokens, config.scheduler.max_num_seqs
+    workspace_bytes = _workspace_bytes(model, num_positions, dtype, back_end, limits_of_steps)
     config = _with_pages(config, shape, workspace_bytes)
     memory = config.memory
     sizes = PageSizes.of(shape, memory.block_size, memory.page_bytes or DEFAULT_PAGE_BYTES)
@@ -337,21 +346,22 @@ def _drop_layers(
 
 
 def _workspace_bytes(
-    model: DecoderConfig, num_positions: int, dtype: str, max_num_tokens: int, max_num_seqs: int
+    model: DecoderConfig, num_positions: int, dtype: str, back_end: str, limits: tuple[int, int]
 ) -> int:
-    """With rotary tables of so many rows."""
+    """With rotary tables of so many rows; ``limits``: most tokens and most sampled rows of a step."""
     model = replace(model, max_model_len=num_positions)
-    return Workspace.num_bytes(model, resolve_dtype(dtype, model), max_num_tokens, max_num_seqs)
+    keeps_rows = choose_back_end(back_end).keeps_rows
+    return Workspace.num_bytes(model, resolve_dtype(dtype, model), *limits, keeps_rows=keeps_rows)
 
 
 def _position_room(
-    config: EngineConfig, model: DecoderConfig, shape: ModelShape, dtype: str, max_num_tokens: int
+    config: EngineConfig, model: DecoderConfig, shape: ModelShape, dtype: str, back_end: str, max_num_tokens: int
 ) -> PositionRoom:
     block_size = config.memory.block_size
     return PositionRoom(
         num_instances=config.instances,
         parameter_bytes=shape.parameter_bytes,
-        fixed_bytes=_workspace_bytes(model, 0, dtype, max_num_tokens, config.scheduler.max_num_seqs),
+        fixed_bytes=_workspace_bytes(model, 0, dtype, back_end, (max_num_tokens, config.scheduler.max_num_seqs)),
         row_bytes=Workspace.position_bytes(model, resolve_dtype(dtype, model)),
         kv_block_bytes=shape.num_layers * shape.block_bytes_per_layer(block_size),
         block_size=block_size,

@@ -183,7 +183,8 @@ class CoreDriver:
         if parts := self._parts.pop(completed.step_id, []):
             completed = codec.with_parts(completed, parts)
         for place in self._encoder.take_refused(completed.step_id):  # their requests fail, each alone
-            completed.tokens[place] = SampledToken(FAILED_TOKEN_ID)
+            if place < len(completed.tokens):  # else its row was shed, and is asked for once more
+                completed.tokens[place] = SampledToken(FAILED_TOKEN_ID)
         return completed
 
     def _note_stage(self, event: m.StepDone | m.StageDone) -> None:

@@ -209,6 +209,9 @@ class StepEncoder:
                 remote=self._remote(stage.worker_id, rows),
                 safepoint_layers=0 if index else step.safepoint_layers,
                 follows_step=None if step.follows is None else step.follows.step_id,
+                sheds_from=step.sheds_from,
+                resumes_step=None if index or step.resumes is None else step.resumes.step_id,
+                most_layers=None if index or step.resumes is None else step.resumes.most_layers,
             )
             inputs.append((stage.worker_id, stage_input))
         return inputs
@@ -296,10 +299,11 @@ def ends_of_bad_words(words: Sequence[tuple[int, ...]], output: Sequence[int]) -
 
 
 def _token_ids(step: RunStep) -> npt.NDArray[np.int32]:
-    """Of all rows; a token that is not known yet is -1 - i, where the step before samples it as its i-th."""
+    """Of all rows but those that it resumes; a token that is not known yet is -1 - i, where the step before samples it
+    as its i-th."""
     ids: list[int] = []
     places = {} if step.follows is None else step.follows.places
-    for index, row in enumerate(step.rows):
+    for index, row in enumerate(step.rows if step.resumes is None else step.rows[: step.sheds_from]):
         if index in places:
             ids.append(-1 - places[index])
             continue

@@ -21,6 +21,8 @@ class Lack(StrEnum):
     """Each stage of a pipeline takes a layer at least."""
     MEMORY = "memory"
     """Each instance has the parameters in memory of its own, and the reference has them, too."""
+    ROWS = "rows"
+    """Steps whose rows stop and go on later need kernels and a device that can do it."""
 
 
 class Needs(NamedTuple):
@@ -31,6 +33,8 @@ class Needs(NamedTuple):
     num_instances: int = 1
     num_tokens: int = 4096
     """Of KV in one instance, at most about so many."""
+    sheds_rows: bool = False
+    """Steps shed rows in it."""
 
 
 class Has(NamedTuple):
@@ -50,6 +54,8 @@ def why_not(needs: Needs, has: Has) -> tuple[Lack, str] | None:
         return Lack.LAYERS, (
             f"a pipeline of {needs.num_stages} stages needs as many layers; this model has {there}"
         )
+    if needs.sheds_rows and not has.assembly.limits.sheds_rows:
+        return Lack.ROWS, f"with {has.assembly.kernels} a step's rows cannot go on later with the same results"
     if has.memory is None:
         return None
     each_bytes = has.assembly.memory_for_blocks(-(-needs.num_tokens // has.block_size))

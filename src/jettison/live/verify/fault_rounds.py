@@ -44,7 +44,10 @@ BLOCK_SIZE = 4
 NUM_REQUESTS = 8
 PLACES = 3
 """Of an instance: too few for all, so that offline requests are evicted for online ones and come back."""
-OFFLINE_WORK = ("steps_abandoned", "checkpointed_blocks", "checkpoint_frees", "offline_discards", "prefetched_blocks")
+OFFLINE_WORK = (
+    "steps_shed", "slices_resumed", "slices_discarded", "steps_abandoned", "checkpointed_blocks", "checkpoint_frees",
+    "offline_discards", "prefetched_blocks",
+)
 NUM_PROMPTS = 32
 """Different prompts meet each fault."""
 MAX_PROMPT = 40

@@ -13,6 +13,7 @@ from typing import Any
 
 from jettison.core.ladder.free import is_checkpointed
 from jettison.core.serving.group import Group
+from jettison.core.serving.slices import Slice
 from jettison.core.totals import counters
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.predictor import nominal_cost
@@ -128,14 +129,10 @@ def abandoned_steps(num_stages: int) -> Scenario:
     def scenario(setting: Setting) -> Outcome:
         blocks = 2 * blocks_for_all(setting, 40)
         with _harvesting(
-            setting, blocks, num_stages, slo_ttft_ms=0.001, safepoint_layers=1, checkpoint_free=0.0
+            setting, blocks, num_stages, slo_ttft_ms=0.001, safepoint_layers=1, checkpoint_free=0.0,
+            offline_slices="off",
         ) as cluster:
-            prompts = make_prompts(setting, cluster, 10, 40, 2 * NUM_REQUESTS)
-            submit(cluster, prompts[:NUM_REQUESTS], setting.num_output_tokens, service_class=ServiceClass.OFFLINE)
-            cluster.run(produced(cluster, KNOWN_STEPS * NUM_REQUESTS))
-            for index, prompt in enumerate(prompts[NUM_REQUESTS:], start=NUM_REQUESTS):
-                cluster.run(Until("a step of offline requests alone", lambda: _is_armed(cluster)))
-                submit(cluster, [prompt], 3, index)
+            prompts = _into_offline_steps(cluster, setting)
             totals = _end(cluster)
             asked = sum(record.kind == "step_abandon_asked" for record in cluster.records)
             evidence = (
@@ -145,6 +142,75 @@ def abandoned_steps(num_stages: int) -> Scenario:
             return Outcome(observed(cluster, prompts), totals["steps_abandoned"] > 0, evidence)
 
     return scenario
+
+
+def shed_rows(num_stages: int) -> Scenario:
+    """The same, and what the steps have computed is kept: offline rows go on from there, beside the online ones that
+    they join, and are stopped anew."""
+
+    def scenario(setting: Setting) -> Outcome:
+        blocks = 2 * blocks_for_all(setting, 40)
+        with _harvesting(
+            setting, blocks, num_stages, safepoint_layers=1, checkpoint_free=0.0, max_num_seqs=2 * NUM_REQUESTS
+        ) as cluster:
+            prompts = _into_offline_steps(cluster, setting)
+            totals = _end(cluster)
+            shed, resumed, layers = totals["steps_shed"], totals["slices_resumed"], _layers_behind(cluster)
+            evidence = (
+                f"{shed:.0f} steps shed rows behind {len(layers)} different layers, which went on {resumed:.0f} times; "
+                f"{totals['slices_discarded']:.0f} given up"
+            )
+            return Outcome(observed(cluster, prompts), shed > 0 and resumed > 0, evidence)
+
+    return scenario
+
+
+def discarded_rows(num_stages: int) -> Scenario:
+    """The same where places are short, and clients of the batch leave: what is kept of their steps is given up."""
+
+    def scenario(setting: Setting) -> Outcome:
+        blocks = 2 * blocks_for_all(setting, 40)
+        with _harvesting(setting, blocks, num_stages, safepoint_layers=1, checkpoint_free=0.0) as cluster:
+            prompts = _into_offline_steps(cluster, setting, leaves=True)
+            totals = _end(cluster)
+            given_up, tokens = totals["slices_discarded"], totals["tokens_discarded"]
+            shed = totals["steps_shed"]
+            evidence = f"{shed:.0f} steps shed rows, {given_up:.0f} times these were given up, {tokens:.0f} tokens"
+            return Outcome(observed(cluster, prompts), given_up > 0, evidence)
+
+    return scenario
+
+
+def _into_offline_steps(cluster: LocalCluster, setting: Setting, *, leaves: bool = False) -> list[list[int]]:
+    """Offline requests, and online ones, each of which comes in a step of offline requests alone; ``leaves``: once
+    the client of an offline request goes while rows of its are kept. The prompts of all."""
+    prompts = make_prompts(setting, cluster, 10, 40, 2 * NUM_REQUESTS)
+    submit(cluster, prompts[:NUM_REQUESTS], setting.num_output_tokens, service_class=ServiceClass.OFFLINE)
+    cluster.run(produced(cluster, KNOWN_STEPS * NUM_REQUESTS))
+    for index, prompt in enumerate(prompts[NUM_REQUESTS:], start=NUM_REQUESTS):
+        cluster.run(Until("a step of offline requests alone", lambda: _is_armed(cluster) or not cluster.num_open))
+        submit(cluster, [prompt], 3, index)
+        if leaves:
+            cluster.run(_kept_or_on(cluster))
+            if (kept := _kept(cluster)) is not None:
+                leaves = False
+                cluster.cancel(kept.rows[-1].state.request_id)
+    return prompts
+
+
+def _kept_or_on(cluster: LocalCluster) -> Until:
+    """Rows are kept, or some tokens have come meanwhile."""
+    some = produced(cluster, 2 * NUM_REQUESTS)
+    return Until("rows that are kept", lambda: _kept(cluster) is not None or some())
+
+
+def _kept(cluster: LocalCluster) -> Slice | None:
+    (group,) = cluster.core.groups.values()
+    return group.slices.kept
+
+
+def _layers_behind(cluster: LocalCluster) -> set[object]:
+    return {record.fields["layers"] for record in cluster.records if record.kind == "step_shed"}
 
 
 def _is_armed(cluster: LocalCluster) -> bool:
@@ -325,7 +391,11 @@ def _paused(cluster: LocalCluster) -> list[Group]:
 
 
 def _events(num_stages: int, where: str = "") -> dict[str, Event]:
+    kept = Needs(num_stages, num_stages, sheds_rows=True)
     return {
+        f"harvest: rows that stop and go on{where}": Event(shed_rows(num_stages), kept),
+        f"harvest: rows that stop and are given up{where}": Event(discarded_rows(num_stages), kept),
+    } | {
         f"harvest: {name}{where}": Event(scenario, Needs(max(stages, num_stages), max(stages, num_stages)))
         for name, scenario, stages in (
             ("abandoned steps", abandoned_steps(num_stages), 1),

@@ -67,9 +67,9 @@ def _decode(decoders: Mapping[int, msgspec.msgpack.Decoder[Any]], data: bytes) -
 
 # --- steps
 
-_STEP_MAGIC = 0x4A535434  # "JST4": change the digit with the format
-_STEP = struct.Struct("<I i q q q i i i i i i i i i")
-_NO_WORKER = _NO_STEP = -1
+_STEP_MAGIC = 0x4A535435  # "JST5": change the digit with the format
+_STEP = struct.Struct("<I i q q q q i i i i i i i i i i i")
+_NO_WORKER = _NO_STEP = _NONE = -1
 _INT32 = np.dtype("<i4")
 
 
@@ -95,6 +95,7 @@ def encode_step(step: StepInput) -> bytes:
         step.step_id,
         step.epoch,
         _NO_STEP if step.follows_step is None else step.follows_step,
+        _NO_STEP if step.resumes_step is None else step.resumes_step,
         step.layer_lo,
         step.layer_hi,
         _NO_WORKER if step.prev_worker is None else step.prev_worker,
@@ -104,6 +105,8 @@ def encode_step(step: StepInput) -> bytes:
         width,
         len(step.sample_rows),
         step.safepoint_layers,
+        _NONE if step.sheds_from is None else step.sheds_from,
+        _NONE if step.most_layers is None else step.most_layers,
     )
     parts = [header]
     for array in (step.token_ids, step.query_lens, step.context_lens, step.sample_rows, tables):
@@ -119,8 +122,8 @@ def decode_step(payload: bytes | bytearray | memoryview) -> StepInput:
     buffer = bytearray(payload)
     if len(buffer) < _STEP.size:
         raise CodecError(f"a step of {len(buffer)} bytes has no header")
-    (magic, group_id, step_id, epoch, follows_step, layer_lo, layer_hi, prev_worker, next_worker,
-     num_tokens, num_rows, width, num_samples, safepoint_layers) = _STEP.unpack_from(buffer)
+    (magic, group_id, step_id, epoch, follows_step, resumes_step, layer_lo, layer_hi, prev_worker, next_worker,
+     num_tokens, num_rows, width, num_samples, safepoint_layers, sheds_from, most_layers) = _STEP.unpack_from(buffer)
     if magic != _STEP_MAGIC:
         raise CodecError(f"step magic {magic:#x}; this worker speaks {_STEP_MAGIC:#x}")
     if min(num_tokens, num_rows, width, num_samples, safepoint_layers) < 0:
@@ -152,6 +155,9 @@ def decode_step(payload: bytes | bytearray | memoryview) -> StepInput:
         remote=extras.remote,
         safepoint_layers=safepoint_layers,
         follows_step=None if follows_step == _NO_STEP else follows_step,
+        sheds_from=None if sheds_from == _NONE else sheds_from,
+        resumes_step=None if resumes_step == _NO_STEP else resumes_step,
+        most_layers=None if most_layers == _NONE else most_layers,
     )
 
 

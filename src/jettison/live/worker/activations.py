@@ -19,9 +19,10 @@ from jettison.errors import LinkDownError
 from jettison.transport.link import EMPTY, Bytes, Frame, FrameKind, Link
 from jettison.types import WorkerId
 
-_CHUNK = struct.Struct("<QQBiq")
+_CHUNK = struct.Struct("<QQBiiq")
 """Offset of this chunk, total bytes of the activation, a ``Failed`` (if not 0 the bytes are a message), which worker
-was lost if that is the failure (-1: none was), and when it was handed on, on the sender's clock."""
+was lost if that is the failure (-1: none was), the layers after which the first stage has kept rows (-1: it has kept
+none), and when it was handed on, on the sender's clock."""
 
 
 class Failed(IntEnum):
@@ -33,10 +34,14 @@ class Failed(IntEnum):
     """Only a peer's attention was missing."""
     ABANDONED = 3
     """The first stage gave the step up, as it was asked to."""
+    KEPT = 4
+    """The first stage keeps all rows of the step."""
 
     @classmethod
     def as_in(cls, failure: Failure) -> Failed:
         """How a failure travels."""
+        if failure.kept_layers is not None:
+            return cls.KEPT
         return cls.ABANDONED if failure.abandoned else cls.RECOMPUTE if failure.recompute else cls.YES
 
 
@@ -55,6 +60,8 @@ class Arrived:
     """Why there are none."""
     transit_ns: int = 0
     """From being handed on to having arrived, by the two workers' own clocks: only differences mean anything."""
+    kept_layers: int | None = None
+    """The first stage has kept rows of the step after so many layers: the data are of the others."""
 
 
 class OutgoingActivation:
@@ -62,9 +69,11 @@ class OutgoingActivation:
 
     def __init__(
         self, step_id: int, data: Bytes, now_ns: int = 0, failed: Failed = Failed.NO,
-        lost_worker: WorkerId | None = None,
+        lost_worker: WorkerId | None = None, kept_layers: int | None = None,
     ) -> None:
+        """``kept_layers``: see ``Arrived``."""
         self.step_id = step_id
+        self._kept_layers = -1 if kept_layers is None else kept_layers
         self._lost_worker = -1 if lost_worker is None else lost_worker
         self._data = data
         self._now_ns = now_ns
@@ -76,7 +85,10 @@ class OutgoingActivation:
     def of_failure(cls, step_id: int, failure: Failure) -> OutgoingActivation:
         """Tell the later stages that this step has failed, or was given up."""
         data = np.frombuffer(failure.message.encode()[:MAX_FAILURE_BYTES], dtype=np.uint8)
-        return cls(step_id, data, failed=Failed.as_in(failure), lost_worker=failure.lost_worker)
+        return cls(
+            step_id, data, failed=Failed.as_in(failure), lost_worker=failure.lost_worker,
+            kept_layers=failure.kept_layers,
+        )
 
     def send(self, link: Link) -> bool:
         """Send as many chunks as the link takes now; whether all are sent. Raises LinkDownError."""
@@ -84,7 +96,7 @@ class OutgoingActivation:
         total = len(self._data)
         while not self._sent_any or self._offset < total:
             chunk = self._data[self._offset : self._offset + limit]
-            aux = _CHUNK.pack(self._offset, total, self._failed, self._lost_worker, self._now_ns)
+            aux = _CHUNK.pack(self._offset, total, self._failed, self._lost_worker, self._kept_layers, self._now_ns)
 
             def fill(out: Bytes, chunk: Bytes = chunk) -> None:
                 out[:] = chunk
@@ -103,6 +115,7 @@ class _Partial:
     num_bytes: int
     failed: Failed
     lost_worker: int
+    kept_layers: int
     sent_ns: int
 
 
@@ -128,7 +141,7 @@ class ActivationInbox:
     def accept(self, peer: WorkerId, frame: Frame, now_ns: int = 0) -> None:
         """Take one ACTIVATION frame (copied; the frame may be released). Raises LinkDownError on nonsense."""
         try:
-            offset, total, failed, lost_worker, sent_ns = _CHUNK.unpack(frame.aux)
+            offset, total, failed, lost_worker, kept_layers, sent_ns = _CHUNK.unpack(frame.aux)
             failed = Failed(failed)
         except (struct.error, ValueError) as error:
             raise LinkDownError(f"activation of step {frame.tag}: {error}") from None
@@ -139,7 +152,7 @@ class ActivationInbox:
         if partial is None:
             if offset != 0 or total > MAX_ACTIVATION_BYTES or step_id in self._whole:
                 raise LinkDownError(f"activation of step {step_id} starts at {offset} of {total} bytes")
-            partial = _Partial(peer, np.empty(total, dtype=np.uint8), 0, failed, lost_worker, sent_ns)
+            partial = _Partial(peer, np.empty(total, dtype=np.uint8), 0, failed, lost_worker, kept_layers, sent_ns)
             self._partial[step_id] = partial
         end = offset + len(frame.payload)
         if (peer, offset, total) != (partial.peer, partial.num_bytes, len(partial.data)) or end > total:
@@ -183,9 +196,10 @@ class ActivationInbox:
 
 
 def _arrived(partial: _Partial, now_ns: int) -> Arrived:
+    kept_layers = partial.kept_layers if partial.kept_layers >= 0 else None
     if partial.failed:
         message = partial.data.tobytes().decode(errors="replace")
         lost = partial.lost_worker if partial.lost_worker >= 0 else None
         recompute, abandoned = partial.failed is Failed.RECOMPUTE, partial.failed is Failed.ABANDONED
-        return Arrived(EMPTY, Failure(message, lost, recompute, abandoned))
-    return Arrived(partial.data, transit_ns=now_ns - partial.sent_ns)
+        return Arrived(EMPTY, Failure(message, lost, recompute, abandoned, kept_layers))
+    return Arrived(partial.data, transit_ns=now_ns - partial.sent_ns, kept_layers=kept_layers)

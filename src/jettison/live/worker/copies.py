@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jettison.core import ports
-from jettison.core.controlstream import BesideCopy, CopiesBeside
+from jettison.core.controlstream import BesideCopy, CopiesBeside, Kind
 from jettison.device.hostcopy import HostCopy
 from jettison.live.worker.device_port import Device
 from jettison.live.worker.failpoints import Failpoint, nowhere
@@ -344,3 +344,10 @@ class Copies:
 def _what(copy: BesideCopy) -> str:
     """For failpoints."""
     return "checkpoint" if copy.to_host else "prefetch"
+
+
+def copy_kind(command: ports.SendKV) -> Kind:
+    """Of a copy inside this worker."""
+    if not command.beside_steps:
+        return Kind.COPY
+    return Kind.COPY_OUT_BESIDE if command.to_host else Kind.COPY_IN_BESIDE

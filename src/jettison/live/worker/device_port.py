@@ -100,7 +100,7 @@ class Device(Protocol):
     ) -> Running:
         """Begin one stage. ``port`` asks peers for attention over KV that they hold, and answers them meanwhile.
         ``hidden`` is None on the first stage. The result is a StepOutput on the last stage, else hidden; None where
-        ``gives_up``, asked every ``step.safepoint_layers`` layers, has said so.
+        ``gives_up``, asked every ``step.safepoint_layers`` layers, has said so, or a Shed where the step has shed rows.
 
         Until it may be followed (``Running.may_be_followed``) no other step is started, and nothing that it reads or
         writes is written until it is over. The hidden states of the result are the caller's: their memory is not used

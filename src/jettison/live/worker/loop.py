@@ -51,19 +51,20 @@ from jettison.core.controlstream import (
     Kind,
     StepEntry,
 )
-from jettison.device.step import Running, StepInput, StepOutput
-from jettison.errors import JettisonError, RemoteAttentionError, TokensLostError, WorkerLostError
+from jettison.device.step import Running, Shed, StepInput, StepOutput
+from jettison.errors import JettisonError, WorkerLostError
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.wire.stepflag import StepFlag
 from jettison.live.worker.activations import OutgoingActivation
 from jettison.live.worker.behind import Behind
 from jettison.live.worker.beside import serve_beside
-from jettison.live.worker.copies import Copier, Copies, CopyTurns
+from jettison.live.worker.copies import Copier, Copies, CopyTurns, copy_kind
 from jettison.live.worker.device_port import Device
 from jettison.live.worker.doors import Doors
 from jettison.live.worker.failpoints import Failpoint, nowhere
 from jettison.live.worker.peers import Emit, Peers
+from jettison.live.worker.stepends import ended_early, why_failed
 from jettison.memory.layout import LayoutSpec
 from jettison.transport.link import Link
 from jettison.types import TransferId, WorkerId
@@ -167,7 +168,7 @@ class WorkerLoop:
             case m.Stop():
                 self.stopped = True
             case ports.SendKV() if command.dst == self.worker_id:
-                self._stream.append_command(command, _copy_kind(command), command.transfer_id)
+                self._stream.append_command(command, copy_kind(command), command.transfer_id)
             case ports.SendKV() | ports.SendShard():
                 self._stream.append_command(command, Kind.TRANSFER, command.transfer_id)
             case _:
@@ -374,28 +375,26 @@ class WorkerLoop:
         started_ns = self._clock_ns()
         result: object = None
         failure: Failure | None = None
-        delay_ns = 0
+        delay_ns, kept_layers = 0, None
         try:
-            hidden, failure, delay_ns = self._take_input(entry)
+            hidden, failure, delay_ns, kept_layers = self._take_input(entry)
+            step = entry.step
             if failure is None:
                 what = "sample" if step.next_worker is None else "stage"
                 self._reach(f"before_{what}")
                 result = self._compute(step, hidden, self._behind.take(entry))
-                failure = ABANDONED if result is None and step.safepoint_layers else None
+                if isinstance(result, Shed):
+                    kept_layers, result = result
+                    failure = Failure.of_kept(kept_layers) if result is None else None
+                elif result is None and step.safepoint_layers:
+                    failure = ABANDONED
                 self._reach(f"after_{what}")
                 if failure is not None:
                     self._reach("before_abandon")
-        except RemoteAttentionError as error:
-            log.warning("step %d: %s", step.step_id, error)
-            failure = Failure(str(error), error.lost_worker, True)
-        except TokensLostError as error:
-            log.warning("%s", error)
-            failure = Failure.of_lost_tokens(step.follows_step)
         except WorkerLostError:
             raise  # the device has failed for good, so this worker ends
-        except Exception as error:
-            log.exception("step %d failed", step.step_id)
-            failure = Failure(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001  # logged by why_failed
+            failure = why_failed(step, error)
         span = started_ns, self._clock_ns()
         compute_ns = span[1] - span[0]
         waited_ns, self._attention.waited_ns = self._attention.waited_ns, 0
@@ -403,20 +402,22 @@ class WorkerLoop:
         num_waits = 2 * (step.layer_hi - step.layer_lo) if step.remote or self._keeps_foreign_kv else 1
         self._peers.stage_ns = (3 * self._peers.stage_ns + (compute_ns - waited_ns) // num_waits) // 4
         if step.next_worker is not None:
-            self._hand_on(step, step.next_worker, result, failure)  # first: the next stage waits for it
+            self._hand_on(step, step.next_worker, result, failure, kept_layers)  # first: the next stage waits for it
             if failure is None:
                 self._emit(m.StageDone(self.worker_id, step.step_id, compute_ns, *span, delay_ns, waited_ns))
             return
         if failure is None and not isinstance(result, StepOutput):
             failure = Failure(f"the last stage returned {type(result).__name__}")
         if failure is not None:
-            self._emit(self._ended_early(step.step_id, failure))
-            if failure.abandoned:
+            nothing = ports.StepCompleted(step.step_id, [], {}, compute_ns, failure.kept_layers)
+            kept = m.StepDone(self.worker_id, nothing, *span, delay_ns, waited_ns)
+            self._emit(ended_early(step.step_id, failure, kept))
+            if failure.abandoned or failure.kept_layers is not None:
                 self._reach("after_abandon")
         elif isinstance(result, StepOutput):
             self._reach("before_flush")
-            computed_ns = result.compute_ns or compute_ns
-            completed = ports.StepCompleted(result.step_id, result.tokens, result.prompt_logprobs, computed_ns)
+            completed = ports.StepCompleted(
+                result.step_id, result.tokens, result.prompt_logprobs, result.compute_ns or compute_ns, kept_layers)
             done = m.StepDone(self.worker_id, completed, *span, delay_ns, waited_ns, *result.routed)
             for event in codec.step_answer(done):
                 self._emit(event)
@@ -444,28 +445,30 @@ class WorkerLoop:
             raise
         return running.result()
 
-    def _ended_early(self, step_id: int, failure: Failure) -> ports.StepFailed | ports.StepAbandoned:
-        if failure.abandoned:
-            return ports.StepAbandoned(step_id)
-        return ports.StepFailed(step_id, failure.message, failure.lost_worker, failure.recompute)
-
-    def _take_input(self, entry: StepEntry[StepInput]) -> tuple[object, Failure | None, int]:
-        """The stage's input, or why it is not computed; and how long the input was on its way."""
+    def _take_input(self, entry: StepEntry[StepInput]) -> tuple[object, Failure | None, int, int | None]:
+        """The stage's input, or why it is not computed; how long it was on its way; and after how many layers the first
+        stage has kept rows, if it has: the entry's step is of the others from now on."""
         step = entry.step
         if step.prev_worker is None:
-            return None, entry.failure, 0
+            return None, entry.failure, 0, None
         if entry.orphaned:
             self._inbox.forget(step.step_id)
-            return None, entry.failure, 0
+            return None, entry.failure, 0, None
         arrived = self._inbox.take(step.step_id)
         if arrived.failure is not None:
-            return None, arrived.failure, 0
+            return None, arrived.failure, 0, None
         delay_ns = self._peers.delay_ns(step.prev_worker, arrived.transit_ns)
-        return self._device.hidden_from_bytes(arrived.data, step.num_tokens), entry.failure, delay_ns
+        if arrived.kept_layers is not None:
+            entry.step = step = step.leading(step.sheds_from or 0)
+        hidden = self._device.hidden_from_bytes(arrived.data, step.num_tokens)
+        return hidden, entry.failure, delay_ns, arrived.kept_layers
 
-    def _hand_on(self, step: StepInput, next_worker: WorkerId, hidden: object, failure: Failure | None) -> None:
+    def _hand_on(
+        self, step: StepInput, next_worker: WorkerId, hidden: object, failure: Failure | None, kept_layers: int | None
+    ) -> None:
         if failure is None:
-            activation = OutgoingActivation(step.step_id, self._device.hidden_to_bytes(hidden), self._clock_ns())
+            data = self._device.hidden_to_bytes(hidden)
+            activation = OutgoingActivation(step.step_id, data, self._clock_ns(), kept_layers=kept_layers)
         else:
             activation = OutgoingActivation.of_failure(step.step_id, failure)
         if next_worker not in self._peers:
@@ -473,7 +476,7 @@ class WorkerLoop:
             if next_worker in self._peers.parted:
                 return  # the next stage has lost the same link and ends the step there (rule 6), or is dead
             failure = failure or Failure(f"no link to worker {next_worker}, the next stage", next_worker)
-            self._emit(self._ended_early(step.step_id, failure))
+            self._emit(ended_early(step.step_id, failure))
             return
         self._peers.post(next_worker, activation)
 
@@ -491,10 +494,3 @@ class WorkerLoop:
 
 def _goes_to(command: _Command, worker: WorkerId) -> bool:
     return isinstance(command, ports.Transfer) and command.dst == worker
-
-
-def _copy_kind(command: ports.SendKV) -> Kind:
-    """Of a copy inside this worker."""
-    if not command.beside_steps:
-        return Kind.COPY
-    return Kind.COPY_OUT_BESIDE if command.to_host else Kind.COPY_IN_BESIDE
