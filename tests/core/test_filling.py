@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import itertools
 
 from fakes import FakeCluster
 
@@ -42,7 +42,7 @@ def test_steps_are_not_filled_from_before_memory_runs_out_until_it_is_there_agai
     records = told(cluster)
     assert [r.kind for r in records[:1]] == ["filling_stops"]
     kinds = [r.kind for r in records]
-    assert all(before != after for before, after in pairwise(kinds)), "only what is new is told"
+    assert all(before != after for before, after in itertools.pairwise(kinds)), "only what is new is told"
     for record in records:
         fields = record.fields
         need = fields["online_blocks"] + fields["growth_blocks"]  # type: ignore[operator]

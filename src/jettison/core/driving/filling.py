@@ -63,7 +63,7 @@ class FillWatch:
         """Note what is foreseen of a group; the seconds that were looked ahead. 0.0 where objectives are not known:
         then nothing is filled, and nothing foreseen."""
         goals = pace.objectives()
-        turn_s = filler_s(goals, lambda: None)
+        turn_s = filler_s(goals, lambda: None)  # as long as a filled step may ever take: requests stay for longest
         if goals.ttft_s is None or not turn_s:
             group.foreseen = None
             return 0.0
