@@ -6,6 +6,7 @@ What a step, a copy or a pull takes differs with layers, heads, vocabulary and c
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,10 @@ def test_the_list_of_reasons_is_closed(tmp_path: Path) -> None:
     lack = why_not(needs, has._replace(memory=(enough - 1, "this machine")))
     assert lack is not None and lack[0] is Lack.MEMORY
     assert lack[1].startswith("3 instances and the reference need") and "this machine is" in lack[1]
-    assert set(Lack) == {Lack.LAYERS, Lack.MEMORY}
+    limits = replace(has.assembly.limits, sheds_rows=False)
+    lack = why_not(Needs(sheds_rows=True), has._replace(assembly=replace(has.assembly, limits=limits)))
+    assert lack is not None and lack[0] is Lack.ROWS and "cannot go on later" in lack[1]
+    assert set(Lack) == {Lack.LAYERS, Lack.ROWS, Lack.MEMORY}
 
 
 def test_answers_that_would_end_early_do_not(tmp_path: Path) -> None:
