@@ -27,6 +27,10 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 
+LEAST_LIFE_S = 1e-9
+"""A shorter time is none on a clock of nanoseconds."""
+
+
 class Life(NamedTuple):
     """The KV of a request over time. Seconds since the start."""
 
@@ -41,8 +45,9 @@ class Life(NamedTuple):
 
     @property
     def tokens_per_s(self) -> float:
-        """Rate of its growth."""
-        return self.output_tokens / (self.end_s - self.first_s) if self.end_s > self.first_s else 0.0
+        """Rate of its growth; 0 of one that ended as it began."""
+        lasted_s = self.end_s - self.first_s
+        return self.output_tokens / lasted_s if lasted_s >= LEAST_LIFE_S else 0.0
 
     def tokens_at(self, at_s: float) -> float:
         """KV tokens at a time: its prompt from its arrival on, and all of its tokens at its end."""
