@@ -58,3 +58,17 @@ def test_any_run_of_indices_is_spread_evenly(first: int, count: int) -> None:
     shares = sorted(evenly(index) for index in range(first, first + count))
     gaps = [b - a for a, b in zip([shares[-1] - 1.0, *shares], shares, strict=False)]
     assert max(gaps) < 3.0 / count
+
+
+@pytest.mark.parametrize("num_under_way", [64, 200, 1000, 5000])
+def test_many_under_way_do_not_make_answers_long(num_under_way: int) -> None:
+    """Answers of 100 to 300 tokens in a steady state; the last 64 ended ones are known."""
+    rng = random.Random(1)
+    ended = [rng.randint(100, 300) for _ in range(64)]
+    under_way = [int(rng.random() * rng.randint(100, 300)) for _ in range(num_under_way)]
+    lengths = AnswerLengths(ended, under_way)
+    assert statistics.mean(lengths.at(share) for share in SHARES) == pytest.approx(200, rel=0.2)
+
+
+def test_long_ones_under_way_are_seen_before_any_has_ended() -> None:
+    assert statistics.mean(AnswerLengths([], [300] * 50).at(share, 300) for share in SHARES) > 500

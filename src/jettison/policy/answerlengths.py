@@ -17,6 +17,9 @@ GOLDEN = 0.6180339887
 UNKNOWN_TOKENS = 64.0
 """Mean tokens of an answer while none has ended."""
 
+ENOUGH = 32
+"""Ended answers from which on they are a sample: before, they are all that there were."""
+
 LEAST_SHARE = 1e-9
 """Of answers that are longer still: a logarithm is taken of it."""
 
@@ -25,20 +28,27 @@ class AnswerLengths:
     """The distribution of the lengths of answers, in tokens."""
 
     def __init__(self, ended: Sequence[int], under_way: Sequence[int]) -> None:
-        """``ended``: tokens of answers that have ended; ``under_way``: tokens so far of others."""
+        """``ended``: tokens of the last answers that have ended; ``under_way``: tokens so far of others."""
         self._lengths: list[int] = []
         """Lengths at which answers have ended, ascending."""
         self._left: list[float] = []
         """Share of answers that are longer than each of them."""
-        at_risk, left = len(ended) + len(under_way), 1.0
         lasting = sorted(under_way)
+        if ENOUGH <= len(ended) < len(lasting):
+            # In a steady state as many answers end in a mean life as are under way: the last ended ones stand for all
+            # of those, so as many of the others stand for all others.
+            lasting = [lasting[(2 * i + 1) * len(lasting) // (2 * len(ended))] for i in range(len(ended))]
+        at_risk, left = len(ended) + len(lasting), 1.0
         for index, length in enumerate(sorted(ended)):
             shorter = index + bisect_right(lasting, length - 1)
             left *= 1.0 - 1.0 / max(1, at_risk - shorter)
             self._lengths.append(length)
             self._left.append(left)
-        total = sum(ended) + sum(under_way)
-        self._mean_left = total / len(ended) if ended and total else UNKNOWN_TOKENS
+        total = sum(ended) + sum(lasting)
+        if ended and total:
+            self._mean_left = total / len(ended)
+        else:
+            self._mean_left = max(UNKNOWN_TOKENS, total / max(1, len(lasting)))
 
     def at(self, share: float, longer_than: int = 0) -> float:
         """The length that a share of the answers longer than ``longer_than`` do not exceed; above ``longer_than``.

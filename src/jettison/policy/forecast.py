@@ -320,7 +320,7 @@ def _thinned(load: Load, grain: int) -> Load:
     )
     running = sorted(load.running, key=lambda seen: (seen.left_output, seen.num_tokens))
     middle = grain // 2
-    return Load(running[middle::grain], load.waiting[middle::grain], arrivals)
+    return Load(running[middle::grain], load.waiting[::grain], arrivals)  # the shortest queue is one, too
 
 
 def _shrunk(plan: Plan, grain: int) -> Plan:

@@ -76,6 +76,8 @@ class DropRung(Rung):
         self._ways = WaysOut(means)
         self._asked_ns: int | None = None
         """When the forecast was asked last."""
+        self._asked_by: dict[GroupId, int] = {}
+        """When each pressed group asked it last."""
         self._watch: Watch | None = None
         """Counts what comes of the last drop's forecast."""
 
@@ -101,7 +103,8 @@ class DropRung(Rung):
             self._watch.note(now_ns)
             if self._watch.is_over(now_ns):
                 yield from self._end_watch(now_ns)
-        for group_id in self._loads.pressed():
+        # Forecasts have to be rare, so groups take turns.
+        for group_id in sorted(self._loads.pressed(), key=lambda g: (self._asked_by.get(g, -1), g)):
             group = self._state.groups.get(group_id)
             if group is None or not self._is_overloaded(group, now_ns) or self._loads.monitor(group).awaits_tick:
                 continue
@@ -143,11 +146,16 @@ class DropRung(Rung):
         """Whether a forecast decides."""
         return self._state.params.overload.trigger is Trigger.FORECAST
 
-    def _may_ask(self, now_ns: int) -> bool:
-        """Whether enough time has passed since the last forecast; if so, it counts as asked now."""
-        if self._weighs and self._asked_ns is not None and now_ns - self._asked_ns < ASK_EVERY_NS:
+    def _may_ask(self, group: Group, now_ns: int) -> bool:
+        """Whether enough time has passed since the last forecast; if so, it counts as asked now, by this group. Always
+        True where no forecast is needed."""
+        if not self._weighs or self._fits_nowhere(group):
+            return True
+        if self._asked_ns is not None and now_ns - self._asked_ns < ASK_EVERY_NS:
             return False
         self._asked_ns = now_ns
+        self._asked_by = {g: at_ns for g, at_ns in self._asked_by.items() if g in self._state.groups}
+        self._asked_by[group.group_id] = now_ns
         return True
 
     def _fits_nowhere(self, group: Group) -> bool:
@@ -161,7 +169,7 @@ class DropRung(Rung):
         will serve sooner, or a plan is not worth it, yield a record of that. Nothing while a move touches the group or
         its dwell time lasts. Where no plan relieves the group, none is made again before the next tick."""
         if (restore := self._moves.restore_of(group)) is not None:
-            if self._may_ask(now_ns) and self._is_worth_turning(group, restore):
+            if self._may_ask(group, now_ns) and self._is_worth_turning(group, restore):
                 yield DropOffer(groups=(group.group_id,), why=BINDS)
             return
         if self._moves.is_moving(group) or not self._loads.has_dwelled(group, now_ns):
@@ -170,7 +178,7 @@ class DropRung(Rung):
             if self._loads.monitor(group).is_news(now_ns):
                 yield held
             return
-        if not self._may_ask(now_ns):
+        if not self._may_ask(group, now_ns):
             return
         moving = self._moves.moving_workers()
         free = [

@@ -104,7 +104,7 @@ class MergeQuestion:
 
 def _stalls_request_s(means: Means, group_ids: Collection[GroupId]) -> float:
     """Request-seconds that running requests stand still in the exchange of a merge: each until its KV has arrived, half
-    of the time of all on average. None where they run on meanwhile (``--exchange live``)."""
+    of the time of all on average. 0.0 where they run on meanwhile (``--exchange live``)."""
     state = means.state
     groups = [state.groups[g] for g in group_ids if g in state.groups]
     if state.params.exchange is ExchangeMode.LIVE or len(groups) < 2:

@@ -20,6 +20,9 @@ from jettison.policy.overload import Trigger
 from jettison.policy.restore import plan_splits
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
+AS_GOOD = 0.02
+"""Share of a cost by which two forecasts may differ through whole turns alone."""
+
 ASK_EVERY_NS = NANOSECONDS // 2
 """Least time between two forecasts for a merged group: its wave passes in seconds."""
 
@@ -192,9 +195,9 @@ class RestoreRung(Rung):
         if group.blocks.num_used >= everything and not self._can_split(group, without_offline=self._gives_room):
             return
         found = self._taking_apart(group, now_ns) if self._weighs else None
-        if found is None and (self._weighs or not self._is_below_threshold(group)):
+        if found is None and not self._is_idle(group) and (self._weighs or not self._is_below_threshold(group)):
             return
-        if found is not None and found.saved_request_s < 0.0:
+        if found is not None and found.saved_request_s < -AS_GOOD * found.staying.cost_request_s:
             return
         if self._can_split(group):
             yield RestoreOffer(groups=ids, why="its load fits into its members again")
@@ -203,6 +206,10 @@ class RestoreRung(Rung):
             yield RestoreOffer(groups=ids, why=why, max_overflow_blocks=overflow)
         elif self._gives_room and group.queues.holding_offline() and self._can_split(group, without_offline=True):
             yield RoomOffer(groups=ids, why=_ROOM)
+
+    def _is_idle(self, group: Group) -> bool:
+        """Whether the group has no online request: then there is nothing to weigh."""
+        return not group.queues.online_requests()
 
     def _is_below_threshold(self, group: Group) -> bool:
         """Whether online requests hold less than the threshold of the members' undropped capacity (KunServe v3 section

@@ -115,8 +115,7 @@ class Loads:
         self.monitor(group).num_arrived_blocks += round(fresh)
 
     def note_first_token(self, state: RequestState) -> None:
-        """Count the prompt of a request that has got its first token as computed, in its class's traffic, and forget
-        compute loads."""
+        """Count the prompt of a request that has got its first token as computed, in its class's traffic."""
         self._traffic_of(state).note_prompt(state.num_prompt, state.num_cached)
 
     def note_end(self, group: Group, state: RequestState, now_ns: int) -> None:
