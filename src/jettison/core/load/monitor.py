@@ -66,7 +66,6 @@ class TrafficMonitor:
     _mean_prompt_tokens: float = 0.0
     _mean_cached_tokens: float = 0.0
     _mean_blocks: float = 0.0
-    _mean_first_blocks: float = 0.0
     _mean_block_s: float = 0.0
     _totals: Totals = field(init=False)
     """Requests and prompt tokens that have arrived."""
@@ -101,12 +100,10 @@ class TrafficMonitor:
 
     def note_stay(self, num_first_blocks: int, num_blocks: int, stay_s: float) -> None:
         """Take a request that has given ``num_blocks`` back, ``stay_s`` after it was first scheduled with
-        ``num_first_blocks``, into the means over about the last ``NUM_STAYS``: the mean stay of a block, and the share
-        of blocks at admission."""
+        ``num_first_blocks``, into the mean stay of a block over about the last ``NUM_STAYS``."""
         self.num_stays += 1
         weight = 1.0 / min(self.num_stays, NUM_STAYS)
         self._mean_blocks += (num_blocks - self._mean_blocks) * weight
-        self._mean_first_blocks += (num_first_blocks - self._mean_first_blocks) * weight
         self._mean_block_s += ((num_first_blocks + num_blocks) / 2 * stay_s - self._mean_block_s) * weight
         self.mean_stay_s = self._mean_block_s / self._mean_blocks
 

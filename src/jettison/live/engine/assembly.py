@@ -242,17 +242,10 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
     kernels = device.resolve_kernels(str(config.model.kernels), torch_dtype, processor)
     model = _with_kept(config, model, dtype, back_end, kernels)
     shape = model_shape(model, torch_dtype)
-    max_model_len = config.model.max_model_len or model.max_position_embeddings
-    if max_model_len > model.max_position_embeddings:
-        raise ConfigError(
-            f"--max-model-len {max_model_len} exceeds the model's {model.max_position_embeddings} positions"
-        )
+    max_model_len = _max_model_len(config, model)
     end_tokens = read_end_tokens(model_dir, model.vocab_size, config.model.generation_config)
     keeps_rows = device.keeps_rows and parts_are_exact(kernels, torch_dtype)
-    if config.offline.slices == "on" and not keeps_rows:
-        raise ConfigError(
-            f"--offline-slices on: with {kernels} in {dtype} a step's rows cannot go on later with the same results"
-        )
+    _check_slices(config, kernels, dtype, keeps_rows=keeps_rows)
     limits = scheduler_limits(
         config, max_model_len, end_tokens.ids, goes_ahead=device.goes_ahead, keeps_rows=keeps_rows
     )
@@ -294,6 +287,22 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
         for worker, card in enumerate(cards or [None] * config.instances)
     ]
     return Assembly(config, model, shape, limits, specs, end_tokens, room)
+
+
+def _max_model_len(config: EngineConfig, model: DecoderConfig) -> int:
+    """Most tokens of a request. Raises ConfigError where more are asked for than the model has positions."""
+    most = config.model.max_model_len or model.max_position_embeddings
+    if most > model.max_position_embeddings:
+        raise ConfigError(f"--max-model-len {most} exceeds the model's {model.max_position_embeddings} positions")
+    return most
+
+
+def _check_slices(config: EngineConfig, kernels: str, dtype: str, *, keeps_rows: bool) -> None:
+    """Raises ConfigError where rows are to go on later and cannot."""
+    if config.offline.slices == "on" and not keeps_rows:
+        raise ConfigError(
+            f"--offline-slices on: with {kernels} in {dtype} a step's rows cannot go on later with the same results"
+        )
 
 
 def _with_kept(
