@@ -194,11 +194,13 @@ def installed(wheels: Path, folder: Path) -> str | None:
     return str(target)
 
 
-def check_all(parts: Sequence[Part], out: Path, wheels: Path) -> bool:
-    """Run the parts one after the other; whether all of them passed."""
+def check_all(parts: Sequence[Part], out: Path, wheels: Path, keep: Path | None = None) -> bool:
+    """Run the parts one after the other; whether all of them passed. ``keep``: a folder for what each part writes and
+    says."""
     document: Document = {"benchmark": "gpu_check", "commit": commit(), "parts": {}}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = keep or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
         env = dict(os.environ)
         paths = [str(REPOSITORY / "src"), installed(wheels, folder), env.get("PYTHONPATH")]
         env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -219,6 +221,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu_check.json"))
     parser.add_argument("--parts", nargs="+", choices=[part.name for part in PARTS], metavar="PART")
     parser.add_argument("--wheels", type=Path, default=REPOSITORY / ".whl")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave the files and logs of the parts there")
     parser.add_argument("--list", action="store_true", help="say what the parts are, and run none")
     options = parser.parse_args()
     parts = [part for part in PARTS if options.parts is None or part.name in options.parts]
@@ -226,4 +229,4 @@ def main() -> int:
         for part in parts:
             print(f"{part.name:10} {part.limit_s:4g} s  {part.told}")
         return 0
-    return 0 if check_all(parts, options.out, options.wheels) else 1
+    return 0 if check_all(parts, options.out, options.wheels, options.keep) else 1

@@ -87,7 +87,7 @@ def base_load(options: argparse.Namespace, context: int) -> Workload:
         load = scale_lengths(load, options.length_scale)
         return cap_lengths(scale_time(load, load.duration_s / seconds), context)
     tiny = options.tiny
-    prompt, output, rate = (16, 48, 20.0) if tiny else (128, 320, 1.0)
+    prompt, output, rate = (16, 48, 20.0) if tiny else (options.prompt_tokens, options.output_tokens, 1.0)
     spec = SyntheticSpec(
         "burst", rate, seconds, Lengths(prompt, 0.5, cap=8 * prompt), Lengths(output, 0.5, cap=2 * output),
         bursts=(Burst(seconds / 5, seconds / 12, 120.0),),
@@ -231,6 +231,9 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=0, help="then dropping once more beside so many offline requests")
     parser.add_argument("--batch-prompt", type=int, default=1024, help="tokens of each")
     parser.add_argument("--batch-output", type=int, default=128)
+    parser.add_argument("--prompt-tokens", type=int, default=96, help="median of the synthetic burst's prompts")
+    parser.add_argument("--output-tokens", type=int, default=500,
+                        help="median of its answers: long ones fill memory before the card's computing is full")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trace", type=Path, help="a file that jettison bench reads")
     parser.add_argument("--format", help="of the trace, where its columns leave it open")
