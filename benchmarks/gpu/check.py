@@ -35,6 +35,8 @@ from benchmarks.evidence import REPOSITORY, commit
 Document = dict[str, Any]
 Numbers = tuple[int, ...]
 PYTHON = sys.executable
+MOST_S = 540.0
+"""Of all parts together; their own limits, each of which leaves room for a slow machine, add up to more."""
 OUT = "{out}"
 """In a command: the file that the part writes."""
 
@@ -96,37 +98,38 @@ def bench(name: str, *options: str) -> tuple[str, ...]:
 
 
 PARTS = (
-    Part("verify", 60, bench("verify"), exact,
+    Part("verify", 120, bench("verify"), exact,
          "tokens through every move, equal to those of each request alone"),
-    Part("faults", 70, bench("faults"), measured, "an exchange, a restore and two deaths of workers under load"),
-    Part("foreseen", 85, bench("foreseen"), measured, "a profile's errors, and a simulation from it beside a live run"),
-    Part("price", 45, bench("price"), measured, "cuda beside cuda-invariant in turns, cuda's tokens but for ties"),
+    Part("faults", 65, bench("faults"), measured, "an exchange, a restore and two deaths of workers under load"),
+    Part("foreseen", 100, bench("foreseen"), measured, "a profile's errors, and a simulation from it beside a run"),
+    Part("price", 60, bench("price"), measured, "cuda beside cuda-invariant in turns, cuda's tokens but for ties"),
     Part("peer", 55, bench("peer"), measured, "nano-vllm's bench beside transformers' continuous batching"),
-    Part("sampling", 20, bench("sampling"), measured, "draws by what rows ask for, and whether they are the host's"),
-    Part("engine", 70, bench("engine"), measured, "decode, prefill and gaps of the live engine, nano-vllm's bench"),
-    Part("contracts", 50, (PYTHON, "-m", "pytest", "-m", "cuda", "tests/device", "-q", "-p", "no:cacheprovider",
+    Part("sampling", 15, bench("sampling"), measured, "draws by what rows ask for, and whether they are the host's"),
+    Part("engine", 75, bench("engine"), measured, "decode, prefill and gaps of the live engine, nano-vllm's bench"),
+    Part("contracts", 65, (PYTHON, "-m", "pytest", "-m", "cuda", "tests/device", "-q", "-p", "no:cacheprovider",
                            f"--junitxml={OUT}"), of_pytest, "pages, kernels against float64, runner and copies"),
-    Part("steps", 35, bench("steps"), measured, "a worker's whole steps of the 7B shape, sampling, prefill"),
-    Part("copies", 30, bench("copies"), measured, "KV to host pools and links' slots, alone and beside decoding"),
+    Part("steps", 25, bench("steps"), measured, "a worker's whole steps of the 7B shape, sampling, prefill"),
+    Part("copies", 25, bench("copies"), measured, "KV to host pools and links' slots, alone and beside decoding"),
     Part("pages", 20, bench("pages", "--auto-only"), measured, "drops, restores, 1,000 cycles, sleep"),
 )  # fmt: skip
-"""What has been shown least comes first. Runs of their own: `gpu overload`, and `gpu kernels` (steps in kernels alone,
-both kinds and all batches, which `steps` and `price` have of whole workers)."""
+"""What has been shown least comes first; the last ones have what is left of ``MOST_S``. Runs of their own: `gpu
+overload`, and `gpu kernels` (steps in kernels alone, both kinds, all batches: `steps` and `price` have whole workers').
+"""
 
 
-def run_part(part: Part, folder: Path, env: dict[str, str]) -> Document:
-    """Run it to its end or its limit; what it found, how it ended, and the end of what it said."""
+def run_part(part: Part, folder: Path, env: dict[str, str], left_s: float = MOST_S) -> Document:
+    """Run it to its end or its limit, at most ``left_s``; what it found, how it ended, and the end of what it said."""
     out, log = folder / f"{part.name}.out", folder / f"{part.name}.log"
-    begun = time.monotonic()
+    begun, limit_s = time.monotonic(), max(0.0, min(part.limit_s, left_s))
     with log.open("wb") as file:
         process = subprocess.Popen(
             [word.replace(OUT, str(out)) for word in part.command], cwd=REPOSITORY, env=env, stdout=file, stderr=file,
             start_new_session=True,
         )
         try:
-            ended = f"exit code {process.wait(part.limit_s)}"
+            ended = f"exit code {process.wait(limit_s)}"
         except subprocess.TimeoutExpired:
-            ended = f"over its limit of {part.limit_s:g} s"
+            ended = f"over its limit of {limit_s:.0f} s"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # also what a part that has ended left behind
@@ -204,8 +207,9 @@ def check_all(parts: Sequence[Part], out: Path, wheels: Path, keep: Path | None 
         env = dict(os.environ)
         paths = [str(REPOSITORY / "src"), installed(wheels, folder), env.get("PYTHONPATH")]
         env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        ends_s = time.monotonic() + MOST_S
         for part in parts:
-            found = document["parts"][part.name] = run_part(part, folder, env)
+            found = document["parts"][part.name] = run_part(part, folder, env, ends_s - time.monotonic())
             out.write_text(json.dumps(document, indent=1) + "\n")
             for line in lines_of(part.name, found):
                 print(line, flush=True)

@@ -52,6 +52,11 @@ def tell_errors(profile: ProfileResult, results: Results) -> None:
         if errors is not None:
             results.tell(f"error of steps held out, {name}", errors.mean, MOST_ERROR, errors.mean <= MOST_ERROR)
             results.tell(f"its maximum, {name}, of {errors.num_samples}", errors.max)
+    for sample in profile.held_out():
+        shape, ms = sample.shape, 1e3 * sample.seconds
+        told = f"{len(shape.chunks)} x {shape.num_tokens} behind {shape.num_kv_tokens} in {shape.num_layers} layers"
+        results.tell(f"foreseen over measured, {told}, {ms:.2f} ms",
+                     profile.models[FULL_MODEL].step_cost_s(shape) / sample.seconds)  # fmt: skip
     if (blind := profile.errors(NO_PREFIX, ShapeKind.PREFIX)) is not None:
         results.tell("error of a model without prefixes, prefill with a prefix", blind.mean)
     stored = profile.stored.profile

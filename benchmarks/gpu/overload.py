@@ -65,6 +65,7 @@ def config_of(models: Path, options: argparse.Namespace) -> EngineConfig:
     """Of all policies; the budget is the papers' 36 GiB for a 14B, or 32 blocks of the toy."""
     more: dict[str, object] = {
         "instances": options.instances, "overload": "drop", "max_num_batched_tokens": 2048, "max_num_queued_reqs": None,
+        "overload_trigger": options.overload_trigger,
         "profile": "none", "memory": MEMORY, "host_memory": "4GiB", "log_level": "warning",
     }  # fmt: skip
     config = config_for("14b", models, options, **more)
@@ -137,7 +138,8 @@ def row_of(run: RunResult, instances: int) -> Document:
         "conditions": ONE_CARD, "instances": instances, "requests": run.requests.submitted,
         "unanswered": run.requests.unanswered, "duration_s": run.duration_s,
         "ttft_p50_s": run.ttft_s.p50, "ttft_p99_s": run.ttft_s.p99, "tpot_p50_s": run.tpot_s.p50,
-        "tpot_p99_s": run.tpot_s.p99, "gap_p99_s": run.itl_s.p99, "tokens_per_s": run.output_tokens_per_s,
+        "tpot_p99_s": run.tpot_s.p99, "end_to_end_p50_s": run.e2e_s.p50, "end_to_end_p99_s": run.e2e_s.p99,
+        "gap_p99_s": run.itl_s.p99, "tokens_per_s": run.output_tokens_per_s,
         "events": {name: run.events[name] for name in counted if run.events.get(name)},
         "log": [event for event in run.log() if event["kind"] in kinds][:100],
         "fairness": {k: v for k, v in run.config["fairness"].items() if k != "metric_definitions"},
@@ -156,7 +158,8 @@ def checks_of(rows: dict[str, Document], deployment: Any, at: str = "") -> list[
     for name, row in rows.items():
         found.append((f"{name}: requests not answered", row["unanswered"], "0", row["unanswered"] == 0))
         figures = [("requests", row["requests"]), ("output tokens/s", row["tokens_per_s"])]
-        figures += [(f"{what.upper()} P{p}, s", row[f"{what}_p{p}_s"]) for what in ("ttft", "tpot") for p in (50, 99)]
+        figures += [(f"{told} P{p}, s", row[f"{what}_p{p}_s"]) for p in (50, 99)
+                    for told, what in (("TTFT", "ttft"), ("TPOT", "tpot"), ("end to end", "end_to_end"))]  # fmt: skip
         found += [(f"{name}: {what}", value, None, None) for what, value in figures if value is not None]
     if dropped := rows.get("drop"):
         for what in ("drops", "restores"):
@@ -228,6 +231,8 @@ def main() -> int:
     parser.add_argument("--peak", type=float, nargs="+", default=[1.35],
                         help="peak KV demand over the undropped capacity; several: a sweep")  # fmt: skip
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--overload-trigger", choices=["forecast", "pressure"], default="forecast",
+                        help="of drop: what it foresees, or KunServe's own rule")  # fmt: skip
     parser.add_argument("--batch", type=int, default=0, help="then dropping once more beside so many offline requests")
     parser.add_argument("--batch-prompt", type=int, default=1024, help="tokens of each")
     parser.add_argument("--batch-output", type=int, default=128)

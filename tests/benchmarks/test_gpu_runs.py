@@ -21,7 +21,8 @@ from jettison.simulate.calibrate import peak_demand_tokens
 from jettison.workload.conditions import capacities
 
 OPTIONS = argparse.Namespace(
-    device="cpu", tiny=True, instances=2, seconds_a_policy=4.0, seed=0, trace=None, requests=5, rate=6.0, seconds=8.0
+    device="cpu", tiny=True, instances=2, seconds_a_policy=4.0, seed=0, trace=None, requests=5, rate=6.0, seconds=8.0,
+    overload_trigger="forecast",
 )
 
 
@@ -34,7 +35,8 @@ def models(tmp_path):
 
 def row(p99_s: float, load: float = 0.5, **events: float) -> dict:
     return {"requests": 10, "unanswered": 0, "tokens_per_s": 1.0, "ttft_p50_s": 0.1, "ttft_p99_s": p99_s,
-            "tpot_p50_s": 0.1, "tpot_p99_s": 0.1, "events": events, "fairness": {"mean_load": load}}  # fmt: skip
+            "tpot_p50_s": 0.1, "tpot_p99_s": 0.1, "end_to_end_p50_s": 1.0, "end_to_end_p99_s": 2.0,
+            "events": events, "fairness": {"mean_load": load}}  # fmt: skip
 
 
 class TestOverload:

@@ -113,8 +113,8 @@ class BigModel:
 
     def __init__(self, config: DecoderConfig) -> None:
         config = replace(
-            config, num_layers=self.layers, hidden_size=1024, num_heads=16, num_kv_heads=4, head_dim=64,
-            intermediate_size=4096, max_position_embeddings=4096, max_model_len=4096,
+            config, num_layers=self.layers, layers=config.layers[:1] * self.layers, hidden_size=1024, num_heads=16,
+            num_kv_heads=4, head_dim=64, intermediate_size=4096, max_position_embeddings=4096, max_model_len=4096,
         )  # fmt: skip
         dtype = torch.bfloat16
         device, limits = torch.device("cuda"), Limits(4096, 64)
