@@ -98,16 +98,13 @@ def seen_day(document: Document) -> str:
 
 
 def seen_sleep(document: Document) -> str:
-    """Of the sources, and of the bursts that meet a sleeper."""
+    """Of the sources."""
     wakes = ", ".join(
         f"from {row['source']} {row['wake_ms_p50']:.0f} ms (P99 {row['wake_ms_p99']:.0f})"
         for row in document["sources"]
     )
     given = min(row["rss_given_back_mib"] for row in document["sources"])
-    bursts = document["bursts"]
-    right = sum(row["is_as_predicted"] for row in bursts)
-    return (f"{given:.0f} MiB of RSS given back (memory {document['memory']}); awake again {wakes}; in {right} of "
-            f"{len(bursts)} bursts the way that was predicted to be soonest was taken")  # fmt: skip
+    return f"{given:.0f} MiB of RSS given back (memory {document['memory']}); awake again {wakes}"
 
 
 CLAIMS = (

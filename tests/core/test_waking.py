@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sleepers import crowd, is_asleep, sleep
 
-from jettison.core.ladder.waking.wake import WakeRung
 from jettison.core.params import AwakeParams
 from jettison.core.ports import LoadShard, OfflineStored, Record, SendShard, StoredWork
 from jettison.cost.hardware import HardwareProfile
@@ -53,7 +52,8 @@ def test_memory_that_binds_wakes_as_many_as_have_what_is_missing() -> None:
     cluster = asleep_under_pressure()
     cluster.run()
     (first, *_) = of_kind(cluster, "wake_decided")
-    assert first.fields["way"] == "wake" and first.fields["group"] == 0
+    assert first.fields["group"] == 0
+    assert first.fields["stay_request_s"] > first.fields["taken_request_s"]  # type: ignore[operator]
     assert set(first.fields["workers"]) == {1, 2}, "24 requests of 13 blocks and room for 24 blocks"  # type: ignore[call-overload]
     assert not cluster.core.sleepers.asleep and len(of_kind(cluster, "woken")) == 2
     assert {s for r in of_kind(cluster, "rebalanced") for s in r.fields["to"]} or len(cluster.core.groups) == 3  # type: ignore[attr-defined]
@@ -68,26 +68,6 @@ def test_a_queue_that_is_let_in_by_itself_wakes_nobody() -> None:
     cluster.run()
     assert is_asleep(cluster, 2) and not of_kind(cluster, "wake_decided")
     cluster.expect_outputs()
-
-
-@pytest.mark.parametrize("kind", ["kv", "tokens", "adaptive"])
-def test_a_migration_is_predicted_by_the_ways_in_which_it_may_go(kind: str) -> None:
-    cluster = FakeCluster(
-        num_workers=2, full_blocks=60, policy="migrate", migration_kind=kind, awake=AwakeParams(), max_tokens=512,
-        prefix_caching=False, migrate_threshold=1e9, profile=profiled(1e9, 1e9),
-    )
-    state, group = cluster.core.state, cluster.core.groups[0]
-    cluster.core.dispatcher.place = lambda s: group.queues.enqueue(s) or True  # type: ignore[method-assign, func-returns-value]
-    cluster.submit("runs", [3] * 88, 40, ignore_eos=True)
-    cluster.run(stop=lambda: "runs" in state.requests and state.requests["runs"].num_output > 2)
-    cluster.submit("head", [7] * 200, 4, cluster.now / MS, ignore_eos=True)
-    cluster.run(stop=lambda: group.queues.waiting.head is not None)
-    rung = cluster.core.ladder.rung("wake")
-    assert isinstance(rung, WakeRung)
-    found = rung._ways.migration(group)
-    assert found is not None
-    assert (found.bytes_per_epoch is not None) == (kind != "tokens")
-    assert (found.tokens_per_epoch is not None) == (kind != "kv")
 
 
 def test_one_that_is_about_to_sleep_is_called_back_at_once() -> None:

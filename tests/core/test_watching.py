@@ -12,6 +12,7 @@ from jettison.core import ports
 from jettison.core.ladder import drop
 from jettison.core.ladder import dropplans as dropping
 from jettison.core.ladder.forecasts import Saving
+from jettison.core.ladder.rung import Means, Worth
 from jettison.core.ladder.scale import ScaleRung
 from jettison.core.load.monitor import GroupMonitor
 from jettison.core.load.samples import TickTimes
@@ -57,17 +58,18 @@ class Foreseen:
     def __init__(self, saves: Mapping[int, float], lengths: Mapping[int, int]) -> None:
         self._saves, self._lengths = saves, lengths
 
-    def saving(self, merges: Iterable[Collection[int]]) -> Saving:
+    def merging(self, merges: Iterable[Collection[int]]) -> Saving:
         made = [sum(self._lengths[g] for g in each) for each in merges]
-        return Saving(sum(self._saves[n] for n in made), 10.0 * sum(made), NOTHING, NOTHING)
+        return Saving(Worth(sum(self._saves[n] for n in made)), 10.0 * sum(made), NOTHING, NOTHING)
 
 
 def foresees(monkeypatch: pytest.MonkeyPatch, saves: Mapping[int, float]) -> None:
     """All forecasts of merges say this from now on."""
-    monkeypatch.setattr(
-        drop.MergeQuestion, "of",
-        lambda means, apart=(): Foreseen(saves, {g.group_id: len(g.stages) for g in means.state.groups.values()}),
-    )
+
+    def of(means: Means, now_ns: int, apart: Collection[int] = ()) -> Foreseen:
+        return Foreseen(saves, {g.group_id: len(g.stages) for g in means.state.groups.values()})
+
+    monkeypatch.setattr(drop.Question, "of", of)
 
 
 def crowded(

@@ -106,6 +106,8 @@ class Plan(NamedTuple):
     fits_share: float = 1.0
     is_capped: bool = False
     """No request is admitted into memory that ``then`` has not got."""
+    is_sure: bool = False
+    """``then`` comes at its ``starts_s`` whatever requests hold, as it takes nothing away."""
 
 
 class Forecast(NamedTuple):
@@ -190,7 +192,8 @@ class _Play:
         then = self.plan.then
         if then is None or self.returns_s is not None or self.t < then.starts_s:
             return
-        if self.held <= self.plan.fits_share * then.capacity_tokens and (self.plan.is_capped or not self.waiting):
+        fits = self.held <= self.plan.fits_share * then.capacity_tokens
+        if self.plan.is_sure or (fits and (self.plan.is_capped or not self.waiting)):
             self.now, self.returns_s = then, self.t
 
     def _admit(self) -> None:

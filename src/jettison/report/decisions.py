@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jettison.policy.soonest import Way
 from jettison.report.results import RunResult
 
 Event = Mapping[str, Any]
@@ -25,7 +24,7 @@ _CONTEXT = ("t", "kind", "group", "workers")
 KINDS = (
     "drop", "no drop", "pack", "packed", "restore", "yield", "rebalance", "migrate", "scale out", "recover",
     "pause offline", "give up step", "compute again", "stand still", "stop filling", "sleep", "stay awake", "wake",
-    "way out", "hold drop", "preempt",
+    "wake sleepers", "no wake", "preempt",
 )
 """Kinds of decisions. ``stand still``: no rule let offline work go on; the others are actions."""
 
@@ -119,9 +118,7 @@ def _drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
         outcome |= {
             "exchange_ms": max(e["ms"] for e in exchanged), "exchanged_bytes": sum(e["bytes"] for e in exchanged),
         }
-    seen = _first_after(log, ("forecast_outcome",), at_s)
-    if seen is not None and event.get("taken_request_s") is not None:
-        outcome |= _pick(seen, ("after_s", "foreseen_request_s", "seen_request_s"))
+    outcome |= _outcome_of_forecast(event, log)
     failed = _first_after(log, ("drop_failed",), at_s)
     if not drops and failed is not None:
         outcome["failed"] = failed.get("reason")
@@ -134,6 +131,15 @@ def _drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
         _pick(event, (*_FORESEEN, "freed_bytes", "sufficient", "pulled_shards", "throughput_cost")), outcome,
         tuple(event.get("merges") or ()),
     )
+
+
+def _outcome_of_forecast(event: Event, log: Sequence[Event]) -> dict[str, Any]:
+    """What a decision's forecast came to; empty where it had none, or the log ends before."""
+    later_s = event["t"] + 2 * SAME_MOMENT_S  # at the moment itself the decision before may end
+    seen = _first_after(log, ("forecast_outcome",), later_s)
+    if seen is None or event.get("taken_request_s") is None:
+        return {}
+    return _pick(seen, ("after_s", "foreseen_request_s", "seen_request_s"))
 
 
 def _no_drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
@@ -237,28 +243,18 @@ def _wake(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     )
 
 
-def _way_out(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
-    """The way chosen to admit a queue, and the predicted time of each way."""
-    predicted = _pick(event, ("way", *(f"{way}_s" for way in Way), "compute_wait_s"))
+def _wake_sleepers(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    """A wake, or that none is worth it, with what was foreseen and what came of it."""
+    predicted = _pick(event, (*_FORESEEN, "wake_s"))
     outcome: dict[str, Any] = {}
     workers = tuple(event.get("workers") or ())
+    ends = [_next_about(log, ("woken", "stays_awake"), {"t": event["t"], "worker": w}) for w in workers]
+    if any(ends):
+        outcome["serves_after_s"] = min(end["t"] for end in ends if end is not None) - event["t"]
     if workers:
-        ends = [_next_about(log, ("woken", "stays_awake"), {"t": event["t"], "worker": w}) for w in workers]
-        if any(ends):
-            outcome["serves_after_s"] = min(end["t"] for end in ends if end is not None) - event["t"]
-    elif event["way"] == Way.DROP:
-        end = _first_after(log, ("drop",), event["t"])
-        if end is not None:
-            outcome["serves_after_s"] = end["t"] - event["t"]
-    inputs = _rest(event, *predicted)
-    return Decision(event["t"], "way out", event.get("group"), workers, inputs, predicted, outcome)
-
-
-def _hold_drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
-    end = _next_about(log, ("woken",), event)
-    outcome = {} if end is None else {"woken_after_s": end["t"] - event["t"]}
-    predicted = _pick(event, ("wake_left_s", "drop_s"))
-    return Decision(event["t"], "hold drop", event.get("group"), (event["worker"],), {}, predicted, outcome)
+        outcome |= _outcome_of_forecast(event, log)
+    kind = "wake sleepers" if workers else "no wake"
+    return Decision(event["t"], kind, event.get("group"), workers, _rest(event, *predicted), predicted, outcome)
 
 
 def _next_about(log: Sequence[Event], kinds: tuple[str, ...], event: Event) -> Event | None:
@@ -351,7 +347,7 @@ _MAKERS = {
     "step_shed_asked": _shed_rows, "offline_computed_again": _compute_again,
     "offline_stands": _stand_still, "filling_stops": _stop_filling, "pack": _pack, "packed": _packed,
     "falling_asleep": _sleep, "sleep_put_off": _stay_awake, "waking": _wake, "preempted": _preempt,
-    "wake_decided": _way_out, "wake_declined": _way_out, "drop_held_back": _hold_drop,
+    "wake_decided": _wake_sleepers, "wake_declined": _wake_sleepers,
 }
 
 

@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterable, Set
 
 import jettison.core.ladder.lists  # noqa: F401  # its rungs are known by name from then on
 from jettison.core.ladder import hooks
-from jettison.core.ladder.rung import Means, Moment, Rung, rung_classes
+from jettison.core.ladder.outcomes import Outcomes
+from jettison.core.ladder.rung import Means, Moment, Offer, Rung, rung_classes
+from jettison.core.ladder.turns import Turns
 from jettison.core.load.views import Loads
 from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.hosted import Hosted
@@ -22,7 +24,6 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.errors import ConfigError
-from jettison.policy.soonest import Way
 from jettison.types import GroupId, RequestId, WorkerId
 
 
@@ -36,8 +37,8 @@ class Ladder:
         """Make the rungs with these names. Raises ConfigError for a name that no rung has, a rung that merges groups
         beside static pipelines, and a rung with only part of a hook."""
         self._means = Means(
-            state, loads, moves, hosted, checkpoints, migrations, sleepers, self._ways, self.ask_way, self._ask_room,
-            self._tell_unmet, self._closed,
+            state, loads, moves, hosted, checkpoints, migrations, sleepers, lambda: bool(self._waking), Turns(),
+            Outcomes(state), self.ask_way, self._ask_room, self._tell_unmet, self._closed,
         )
         kinds = _kinds(names, state)
         self._set_rungs(kind(self._means) for kind in kinds)
@@ -95,12 +96,25 @@ class Ladder:
     # --- climbing ---------------------------------------------------------------------------------------------
 
     def climb(self, moment: Moment, now_ns: int) -> list[Action]:
-        """Ask every rung that looks at this moment, and begin each offer at once; on a tick, then let rungs leave.
-        Returns the actions and records of all of them."""
+        """Ask every rung that looks at this moment, and begin each offer without a worth at once. Of the others begin
+        the best: what brings most comes first, and nothing is begun about a group that was relieved meanwhile. On a
+        tick, then let rungs leave. Returns the actions and records of all of them."""
         actions: list[Action] = []
+        weighed: list[tuple[Rung, Offer]] = []
+        relieved: set[GroupId] = set()
         for rung in self.looking[moment]:
             for offer in rung.look(moment, now_ns):
-                actions += [offer] if isinstance(offer, Record) else rung.begin(offer, now_ns)
+                if isinstance(offer, Record):
+                    actions.append(offer)
+                elif offer.worth is not None:
+                    weighed.append((rung, offer))
+                else:
+                    relieved.update(offer.groups if rung.relieves else ())
+                    actions += rung.begin(offer, now_ns)
+        for rung, offer in sorted(weighed, key=_brings, reverse=True):
+            if relieved.isdisjoint(offer.groups):
+                relieved.update(offer.groups)
+                actions += rung.begin(offer, now_ns)
         if moment is Moment.TICK:
             for rung in self._leaving:
                 actions += rung.leave(now_ns)
@@ -132,10 +146,6 @@ class Ladder:
     def _tell_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
         """Tell every rung with ``HearsUnmet`` that a group lacks ``missing_bytes``; return the actions."""
         return [action for rung in self._hearing for action in rung.on_unmet(group_id, missing_bytes, why, now_ns)]
-
-    def _ways(self) -> Collection[Way]:
-        """The ways in which the present rungs let in the head of a queue; empty without any."""
-        return {rung.way for rung in self.rungs if rung.way is not None}
 
     def _closed(self) -> Set[GroupId] | None:
         """The groups that the first rung with ``Places`` keeps free of online requests; None without such a rung."""
@@ -220,6 +230,13 @@ class Ladder:
         first rung that finds a broken invariant."""
         for rung in self._checking:
             rung.check()
+
+
+def _brings(each: tuple[Rung, Offer]) -> float:
+    """What the offer of a rung brings, in request-seconds."""
+    worth = each[1].worth
+    assert worth is not None, each
+    return worth.net_request_s
 
 
 def _kinds(names: Iterable[str], state: ClusterState) -> list[type[Rung]]:

@@ -7,29 +7,23 @@ forecast says whether a plan is worth it (``core.ladder.forecasts``), and ``core
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from jettison.core.ladder.dropplans import DropPlanner, required_bytes
-from jettison.core.ladder.forecasts import MergeQuestion, Saving, lone
+from jettison.core.ladder.forecasts import Question, Saving, lone
 from jettison.core.ladder.hooks import Calm
-from jettison.core.ladder.outcomes import Watch
-from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
-from jettison.core.ladder.waysout import WaysOut
+from jettison.core.ladder.rung import Means, Moment, Offer, Rung, Worth, register
 from jettison.core.moving.restoring import Restoring
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.policy.batching import BlockedBy
 from jettison.policy.merge import DropPlan
 from jettison.policy.overload import Trigger
-from jettison.policy.soonest import Way, is_worth_waiting_for
-from jettison.types import NANOSECONDS, GroupId, WorkerId
+from jettison.types import GroupId, WorkerId
 
 BINDS = "memory binds"
 NOT_WORTH_IT = "a pipeline would cost most of what memory saves"
-
-ASK_EVERY_NS = NANOSECONDS // 10
-"""Least time between two forecasts: they take milliseconds each, and the next steps change little."""
 
 MOST_PLANS = 4
 """Plans that are made for one drop, each with shorter pipelines than the one before; mostly the second is accepted."""
@@ -43,7 +37,9 @@ class DropOffer(Offer):
     plan: DropPlan | None = None
     missing_bytes: int = 0
     """Bytes that are required beyond what the plan frees; 0: none."""
-    told: tuple[Record, ...] = field(default=())
+    saving: Saving | None = None
+    """What the plan is forecast to save; None: none was weighed."""
+    told: tuple[Record, ...] = ()
 
 
 class _Choice(NamedTuple):
@@ -67,19 +63,12 @@ class DropRung(Rung):
     rank = 70
     moments = frozenset({Moment.TICK, Moment.STEP_ENDED})
     forms_pipelines = True
-    way = Way.DROP
+    relieves = True
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
         self._state, self._loads, self._moves = means.state, means.loads, means.moves
         self._planner = DropPlanner(means.state, means.loads)
-        self._ways = WaysOut(means)
-        self._asked_ns: int | None = None
-        """When the forecast was asked last."""
-        self._asked_by: dict[GroupId, int] = {}
-        """When each pressed group asked it last."""
-        self._watch: Watch | None = None
-        """Counts what comes of the last drop's forecast."""
 
     def worker_ids(self) -> Collection[WorkerId]:
         """The members of all merges under way; empty: none."""
@@ -88,7 +77,8 @@ class DropRung(Rung):
     def decides_nothing_before(self, moment: Moment) -> Calm:
         """Calm without end: only a queue that memory keeps out is a reason to look. No calm where settings look ahead,
         nor on ticks while a forecast's outcome is counted."""
-        return Calm(0 if self._foresees or (self._watch is not None and moment is Moment.TICK) else None)
+        is_watching = moment is Moment.TICK and self.means.outcomes.is_watching
+        return Calm(0 if self._foresees or is_watching else None)
 
     @property
     def _foresees(self) -> bool:
@@ -97,14 +87,10 @@ class DropRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
         """Yield offers for overloaded groups (merges, a restore to be called off, or more memory), and records of why a
-        group does not drop; nothing where no group is overloaded. Yield the outcome of the last drop's forecast in
-        time."""
-        if moment is Moment.TICK and self._watch is not None:
-            self._watch.note(now_ns)
-            if self._watch.is_over(now_ns):
-                yield from self._end_watch(now_ns)
-        # Forecasts have to be rare, so groups take turns.
-        for group_id in sorted(self._loads.pressed(), key=lambda g: (self._asked_by.get(g, -1), g)):
+        group does not drop; nothing where no group is overloaded. Yield the outcome of the last forecast in time."""
+        if moment is Moment.TICK:
+            yield from self.means.outcomes.on_tick(now_ns)
+        for group_id in self.means.turns.in_turn(self._loads.pressed()):
             group = self._state.groups.get(group_id)
             if group is None or not self._is_overloaded(group, now_ns) or self._loads.monitor(group).awaits_tick:
                 continue
@@ -115,7 +101,10 @@ class DropRung(Rung):
         the plan's workers, begin its merges, and tell rungs of bytes that it lacks. Returns the actions and records."""
         assert isinstance(offer, DropOffer), offer
         asking = offer.groups[0]
-        actions: list[Action] = [*offer.told]
+        actions: list[Action] = []
+        if offer.saving is not None:
+            actions += self.means.outcomes.begin(offer.saving.taking, now_ns)
+        actions += offer.told
         if offer.plan is None:
             return actions + self.means.ask_way(self, self._state.groups[asking].worker_ids, offer.why, now_ns)
         members = [s.worker_id for merge in offer.plan.merges for s in merge.stages]
@@ -126,13 +115,6 @@ class DropRung(Rung):
         if offer.missing_bytes > 0:
             actions += self.means.tell_unmet(asking, offer.missing_bytes, offer.why, now_ns)
         return actions
-
-    def _end_watch(self, now_ns: int) -> Iterator[Record]:
-        """Yield what came of the last drop's forecast, and count no more; nothing where none is counted."""
-        if self._watch is not None:
-            self._watch.note(now_ns)
-            yield self._watch.outcome(now_ns)
-            self._watch = None
 
     # --- overload ---------------------------------------------------------------------------------------------
 
@@ -147,16 +129,10 @@ class DropRung(Rung):
         return self._state.params.overload.trigger is Trigger.FORECAST
 
     def _may_ask(self, group: Group, now_ns: int) -> bool:
-        """Whether enough time has passed since the last forecast; if so, it counts as asked now, by this group. Always
-        True where no forecast is needed."""
+        """Whether it is the group's turn to be asked about. Always True where no forecast is needed."""
         if not self._weighs or self._fits_nowhere(group):
             return True
-        if self._asked_ns is not None and now_ns - self._asked_ns < ASK_EVERY_NS:
-            return False
-        self._asked_ns = now_ns
-        self._asked_by = {g: at_ns for g, at_ns in self._asked_by.items() if g in self._state.groups}
-        self._asked_by[group.group_id] = now_ns
-        return True
+        return self.means.turns.may_ask(group.group_id, now_ns, self._state.groups)
 
     def _fits_nowhere(self, group: Group) -> bool:
         """Whether the head of the queue needs more memory than its group has: then it is no matter of time."""
@@ -165,18 +141,14 @@ class DropRung(Rung):
     # --- plans ------------------------------------------------------------------------------------------------
 
     def _relieve(self, group: Group, now_ns: int) -> Iterator[Offer | Record]:
-        """Yield what would relieve an overloaded group: its restore called off, merges, or more memory. Where a sleeper
-        will serve sooner, or a plan is not worth it, yield a record of that. Nothing while a move touches the group or
-        its dwell time lasts. Where no plan relieves the group, none is made again before the next tick."""
+        """Yield what would relieve an overloaded group: its restore called off, merges, or more memory. Where a plan is
+        not worth it, yield a record of that. Nothing while a move touches the group or its dwell time lasts. Where no
+        plan relieves the group, none is made again before the next tick."""
         if (restore := self._moves.restore_of(group)) is not None:
-            if self._may_ask(group, now_ns) and self._is_worth_turning(group, restore):
+            if self._may_ask(group, now_ns) and self._is_worth_turning(group, restore, now_ns):
                 yield DropOffer(groups=(group.group_id,), why=BINDS)
             return
         if self._moves.is_moving(group) or not self._loads.has_dwelled(group, now_ns):
-            return
-        if (held := self._sooner_wake(group, now_ns)) is not None:
-            if self._loads.monitor(group).is_news(now_ns):
-                yield held
             return
         if not self._may_ask(group, now_ns):
             return
@@ -190,27 +162,31 @@ class DropRung(Rung):
         choice = self._choose(free, required, group, overloaded, now_ns)
         plan, told = choice.plan, tuple[Record, ...]()
         if plan.merges:
-            yield from self._end_watch(now_ns)
             told = (self._decision(group, choice, overloaded, required, now_ns),)
-            if choice.saving is not None:
-                self._watch = Watch(self._state, choice.saving.taking, now_ns)
         elif choice.saving is not None:
             yield from self._decline(group, choice.saving, now_ns)
         # Where others cannot take part just now, the end of a move or of a dwell time may change that at any step.
         if not plan.merges and (choice.saving is not None or len(free) == len(self._state.groups)):
             self._loads.monitor(group).note_unrelieved()
-        missing = 0 if moving else choice.missing_bytes
+        saving = choice.saving
+        missing = 0 if moving or (saving is not None and not saving.is_worth_a_device) else choice.missing_bytes
         if plan.merges or missing > 0:
-            why = "no drop plan frees enough" + (" and is worth it" if choice.saving is not None else "")
-            yield DropOffer(groups=(group.group_id,), why=why, plan=plan, missing_bytes=missing, told=told)
+            why = "no drop plan frees enough" + (" and is worth it" if saving is not None else "")
+            weighed = saving if plan.merges else None
+            # Memory from outside is asked for where no rung has anything better.
+            worth = None if saving is None else Worth(0.0) if weighed is None else weighed.worth
+            yield DropOffer(
+                groups=(group.group_id,), why=why, plan=plan, missing_bytes=missing, told=told, saving=weighed,
+                worth=worth,
+            )
 
-    def _is_worth_turning(self, group: Group, restore: Restoring) -> bool:
+    def _is_worth_turning(self, group: Group, restore: Restoring, now_ns: int) -> bool:
         """Whether calling a group's restore off is worth it."""
         members = restore.worker_ids
-        question = MergeQuestion.of(self.means, members) if self._weighs else None
+        question = Question.of(self.means, now_ns, members) if self._weighs else None
         if question is None or self._fits_nowhere(group):
             return True
-        return question.saving([[lone(w) for w in members]]).is_worth_it
+        return question.merging([[lone(w) for w in members]]).is_worth_a_pipeline
 
     def _decline(self, group: Group, saving: Saving, now_ns: int) -> Iterator[Record]:
         """Note that no drop is worth it, and yield the log record of that; no record within a few seconds of the
@@ -220,19 +196,6 @@ class DropRung(Rung):
         if monitor.is_news(now_ns):
             told = self._loads.pressure(group, now_ns).as_fields() | saving.as_fields()
             yield Record("drop_declined", now_ns, {"group": group.group_id, "reason": NOT_WORTH_IT} | told)
-
-    def _sooner_wake(self, group: Group, now_ns: int) -> Record | None:
-        """The log record that a drop is held back, as a sleeper that is being woken will serve no later than the drop
-        would; None: no wake under way is predicted to. Sleepers that are not being woken do not count."""
-        sleepers = self.means.sleepers
-        for worker_id in sleepers.waking:
-            if (expected_ns := sleepers.expected_ns(worker_id)) is None:
-                continue
-            left_s, drop_s = (expected_ns - now_ns) / NANOSECONDS, self._ways.drop_s(group, now_ns)
-            if is_worth_waiting_for(left_s, drop_s):
-                fields = {"group": group.group_id, "worker": worker_id, "wake_left_s": left_s, "drop_s": drop_s}
-                return Record("drop_held_back", now_ns, fields)
-        return None
 
     def _decision(
         self, group: Group, choice: _Choice, overloaded: Sequence[Group], required: int, now_ns: int
@@ -263,7 +226,7 @@ class DropRung(Rung):
         fits nowhere as it is, the first plan is taken.
         """
         wait_s = self._loads.pressure(asker, now_ns).memory_wait_s
-        question = MergeQuestion.of(self.means) if self._weighs and not self._fits_nowhere(asker) else None
+        question = Question.of(self.means, now_ns) if self._weighs and not self._fits_nowhere(asker) else None
         asking = {g.group_id for g in overloaded}
         best: tuple[DropPlan, Saving, int] | None = None
         for plan in self._plans(free, required, asker.group_id, wait_s):
@@ -274,10 +237,10 @@ class DropRung(Rung):
                 return _Choice(chosen, required - chosen.freed_bytes, None)
             for count in sorted({len(relieving), (len(relieving) + 1) // 2, min(1, len(relieving))} - {0}):
                 part = plan.only(relieving[:count], self._state.shape)
-                saving = question.saving(m.sources for m in part.merges)
-                if best is None or saving.saved_request_s > best[1].saved_request_s:
+                saving = question.merging(m.sources for m in part.merges)
+                if best is None or saving.worth > best[1].worth:
                     best = part, saving, plan.freed_bytes
-        if best is None or not best[1].is_worth_it:
+        if best is None or not best[1].is_worth_a_pipeline:
             return _Choice(DropPlan((), 0, required), required, None if best is None else best[1])
         # Memory that merges which no group has asked for would free is there for the asking: it is not missing.
         return _Choice(best[0], required - best[2], best[1])

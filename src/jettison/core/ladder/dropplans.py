@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jettison.core.load.distances import known_links
@@ -13,13 +13,10 @@ from jettison.core.load.views import Loads
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.grouprate import rate_between
-from jettison.policy.links import MachineId
 from jettison.policy.merge import (
     DropPlan,
     MergeCandidate,
-    Partner,
     PlannerParams,
-    choose_partner,
     plan_drop,
     throughput_cost,
 )
@@ -92,21 +89,6 @@ class DropPlanner:
             group.blocks.num_free * self._block_bytes,
             tuple(state.member_budget_bytes(state.workers[w]) for w in group.worker_ids),
         )
-
-    def partner(self, group: Group, others: Iterable[Group]) -> Group | None:
-        """The one of the other groups that a drop would merge with this group; None without any that fits."""
-        state = self._state
-        links = known_links(state)
-
-        def machines(of: Group) -> frozenset[MachineId]:
-            return frozenset() if links is None else frozenset(links.machine(w) for w in of.worker_ids)
-
-        partners = (
-            Partner(len(g.stages), -g.blocks.num_free * self._block_bytes, pressure(g), g.group_id, machines(g))
-            for g in others
-        )
-        chosen = choose_partner(machines(group), partners, state.shape, links)
-        return None if chosen is None else state.groups[chosen.order]
 
     def throughput_cost(self, plan: DropPlan) -> float | None:
         """Cost of the groups that a plan leaves, by KunServe v1; None without measured or profiled rates of such

@@ -27,7 +27,6 @@ from jettison.policy.migration import (
     may_give,
     plan_pairs,
 )
-from jettison.policy.soonest import Way
 from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
 
 
@@ -49,7 +48,6 @@ class MigrateRung(Rung):
     rank = 50
     moments = frozenset({Moment.BEFORE_STEPS})
     spreads = True
-    way = Way.MIGRATE
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)

@@ -49,3 +49,36 @@ class Watch:
             "after_s": after_s, "foreseen_request_s": self._forecast.cost_until(after_s),
             "seen_request_s": self._counted,
         })  # fmt: skip
+
+
+class Outcomes:
+    """The outcome of the last decision that was made by a forecast."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._watch: Watch | None = None
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether the outcome of a forecast is being counted."""
+        return self._watch is not None
+
+    def begin(self, forecast: Forecast, now_ns: int) -> list[Record]:
+        """Count what comes of a forecast from now on; return the record of the one before, if it was still counted."""
+        told = self._end(now_ns)
+        self._watch = Watch(self._state, forecast, now_ns)
+        return told
+
+    def on_tick(self, now_ns: int) -> list[Record]:
+        """Count; return the record of an outcome whose time has come. May be called several times on one tick."""
+        if self._watch is None:
+            return []
+        self._watch.note(now_ns)
+        return self._end(now_ns) if self._watch.is_over(now_ns) else []
+
+    def _end(self, now_ns: int) -> list[Record]:
+        if self._watch is None:
+            return []
+        self._watch.note(now_ns)
+        told, self._watch = self._watch.outcome(now_ns), None
+        return [told]

@@ -16,9 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from jettison.config.rungs import OverloadWord, add_overload_word
+from jettison.core.ladder.outcomes import Outcomes
+from jettison.core.ladder.turns import Turns
 from jettison.core.load.views import Loads
 from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.hosted import Hosted
@@ -29,7 +31,6 @@ from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.errors import ConfigError
-from jettison.policy.soonest import Way
 from jettison.types import GroupId, WorkerId
 
 
@@ -45,6 +46,21 @@ class Moment(Enum):
     """The end of every event has come, and touched groups have not planned their steps yet."""
 
 
+class Worth(NamedTuple):
+    """What an offer is forecast to bring over staying as things are, in one currency."""
+
+    saved_request_s: float
+    """Request-seconds (``policy.forecast``)."""
+    device_s: float = 0.0
+    """Device-seconds that it takes beyond those of today. One counts as one request-second: a device that is kept for
+    requests serves one at least."""
+
+    @property
+    def net_request_s(self) -> float:
+        """Request-seconds saved, less what the devices count as."""
+        return self.saved_request_s - self.device_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """What a rung would do now, for which groups, and why. A rung's own subclass adds what ``begin`` needs."""
@@ -52,6 +68,9 @@ class Offer:
     groups: tuple[GroupId, ...]
     """The groups that the offer is about; empty where it is about none in particular."""
     why: str
+    worth: Worth | None = None
+    """What it is forecast to bring. Of offers about the same group the ladder begins the one that brings most. None: it
+    has no rival, or nothing is known of steps; it is begun at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +88,10 @@ class Means:
     """Copies of requests in host pools that are made while the requests run."""
     migrations: Migrations
     sleepers: Sleepers
-    ways: Callable[[], Collection[Way]]
-    """Returns the ways in which the present rungs let in the head of a queue."""
+    wakes_sleepers: Callable[[], bool]
+    """Whether some rung wakes sleepers."""
+    turns: Turns
+    outcomes: Outcomes
     ask_way: Callable[[Rung, Collection[WorkerId], str, int], list[Action]]
     """Has every rung below the given one give way at these workers (reason, time); returns the actions of that."""
     ask_room: Callable[[Rung, Group, str, int], list[Action]]
@@ -101,8 +122,8 @@ class Rung:
     """It moves requests to where most memory is free: the opposite of packing."""
     moments: ClassVar[frozenset[Moment]] = frozenset(Moment)
     """The moments at which the ladder asks it to look."""
-    way: ClassVar[Way | None] = None
-    """The way in which it lets in the head of a queue that memory keeps out; None: it does not let heads in."""
+    relieves: ClassVar[bool] = False
+    """Its offers let in a queue that memory keeps out: of such offers about one group at one moment, one is begun."""
     is_word: ClassVar[bool] = True
     """Its name is a word of ``--overload``; other rungs come with those words or with other options."""
 
@@ -111,7 +132,8 @@ class Rung:
 
     def look(self, moment: Moment, now_ns: int) -> Iterable[Offer | Record]:
         """Iterate over what the rung would do at this moment: offers, and records of why it does not act; empty by
-        default. The ladder begins each offer before it asks for the next one."""
+        default. The ladder begins each offer before it asks for the next one, but for those with a worth, which it
+        begins when all rungs have looked."""
         return ()
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:

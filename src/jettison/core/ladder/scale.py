@@ -14,7 +14,6 @@ from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
-from jettison.policy.soonest import Way
 from jettison.types import NANOSECONDS, GroupId
 
 
@@ -87,7 +86,7 @@ class ScaleRung(Rung):
         """Ask for more instances, or go on asking, as a group lacks ``missing_bytes``. Returns a record where an
         episode begins, else nothing. Does nothing while a rung wakes sleepers and a worker sleeps, is about to, or is
         being woken: that comes first."""
-        if Way.WAKE in self.means.ways() and (self.means.sleepers.out or self.means.sleepers.waking):
+        if self.means.wakes_sleepers() and (self.means.sleepers.out or self.means.sleepers.waking):
             return []
         self._missing_bytes = max(self._missing_bytes, missing_bytes)
         was_open = self.is_open

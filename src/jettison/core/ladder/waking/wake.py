@@ -1,23 +1,21 @@
-"""Wake: sleepers serve again where memory, a death or prompts ahead press, if that is sooner than what else there is,
-and where a deadline of offline work would be missed, or offline work is worth it (beyond the papers). Leaving means
-that workers fall asleep (``core.ladder.waking.dozing``).
+"""Wake: sleepers serve again where memory, a death or prompts ahead press, and where a deadline of offline work would
+be missed, or offline work is worth it (beyond the papers). Leaving means that workers fall asleep
+(``core.ladder.waking.dozing``).
 
-Why a worker sleeps makes no difference: memory that sleeps is memory, and what was promised by a time is owed. Of all
-ways to let a queue's head in the soonest is taken (``policy.soonest``), and every decision is told with what it went
-by. A drop holds back while a wake that is predicted to be sooner is under way (``core.ladder.drop``); ``scale`` asks
-outside when none sleeps. Where another way was taken, and the queue is kept out for longer than that and waking
-together were predicted to take, a sleeper is woken all the same: at most twice as late as it might have been.
+Why a worker sleeps makes no difference: memory that sleeps is memory, and what was promised by a time is owed. Where
+memory keeps a queue out, the forecast says what a sleeper would save once it serves, and what it takes; the ladder
+compares that with what a drop would save, and begins the better one. The next forecast knows of it: a drop begins
+beside a wake where the queue cannot wait for it. ``scale`` asks outside when none sleeps.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
-from jettison.core.ladder.drop import ASK_EVERY_NS
 from jettison.core.ladder.dropplans import block_bytes, required_bytes
+from jettison.core.ladder.forecasts import Question, Saving
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.prompts import num_for_arrivals, prompt_rate_of
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
@@ -27,7 +25,7 @@ from jettison.core.ladder.waking.duework import LOOK_S, DueWork
 from jettison.core.ladder.waking.opening import Opening
 from jettison.core.ladder.waking.spreading import Spreading, SpreadOffer
 from jettison.core.ladder.waking.urgent import Urgent, UrgentOffer
-from jettison.core.ladder.waysout import WaysOut
+from jettison.core.ladder.waking.waketimes import WakeTimes
 from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action, Record, StoredWork
 from jettison.core.serving.group import Group
@@ -36,11 +34,11 @@ from jettison.policy.deadlines import WAKE_MARGIN, needed_now, plan_wakes
 from jettison.policy.dozing import WAKE_SHARE
 from jettison.policy.lending import NO_LENDING, lend
 from jettison.policy.slo import AHEAD_SHARE, objectives
-from jettison.policy.soonest import Times, WakeForecast, WakeSource, Way, may_wake, num_to_wake, soonest, ways_as_fields
+from jettison.policy.waketimes import WakeForecast, WakeSource, may_wake, num_to_wake
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 NEWS_S = 5.0
-"""Least seconds between two records that another way is taken for the same group."""
+"""Least seconds between two records that none is woken for the same group."""
 
 ARRIVALS_S = 1.0
 """Seconds between two looks at what arrives, which is a mean over longer."""
@@ -64,15 +62,9 @@ class WakeOffer(Offer):
     wake: WakeForecast
     """The forecast for the first of them."""
     told: dict[str, object] = field(default_factory=dict)
+    saving: Saving | None = None
+    """What it is forecast to save; None: none was weighed."""
     is_for_offline: bool = False
-
-
-class _Other(NamedTuple):
-    """The way other than waking that was taken for a group, since when, and when the log was told last (-1: never)."""
-
-    since_ns: int
-    told_ns: int
-    way: Way
 
 
 @register
@@ -81,13 +73,13 @@ class WakeRung(Rung):
 
     name = "wake"
     rank = 65
-    way = Way.WAKE
+    relieves = True
     is_word = False
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
         self._state, self._sleepers = means.state, means.sleepers
-        self._ways = WaysOut(means)
+        self._times = WakeTimes(means)
         self._wakes: dict[WorkerId, WakeForecast] = {}
         """By worker that is being woken: the forecast."""
         self._due_work = DueWork(means)
@@ -99,7 +91,10 @@ class WakeRung(Rung):
         self._spreading = Spreading(means)
         self._urgent = Urgent(means, self._spreading.loses_little)
         self._num_losses = means.state.counters.num_worker_losses
-        self._others: dict[GroupId, _Other] = {}
+        self._weighed: tuple[int, GroupId] | None = None
+        """When the forecast was asked last whether to wake for a group."""
+        self._declined_ns: dict[GroupId, int] = {}
+        """When the log was told last that none is woken for a group."""
         self._arrivals_due_ns = 0
         """The time from which on arrivals are looked at again."""
         self._deadlines_due_ns = 0
@@ -115,7 +110,7 @@ class WakeRung(Rung):
         """No calm on ticks while a worker may fall asleep or be woken for a deadline, and none for steps while offline
         work is urgent, as a step of another group may make a place for it. Else calm without end."""
         if moment is Moment.TICK:
-            may_decide = self._dozing.awaits_tick or bool(
+            may_decide = self.means.outcomes.is_watching or self._dozing.awaits_tick or bool(
                 self._sleepers.out and (self._due_work.is_there or self._priced.is_there)
             )
         else:
@@ -132,6 +127,8 @@ class WakeRung(Rung):
         """Yield offers of wakes, and of offline requests that change places, and records of why no worker is woken.
         Deaths are answered before steps; deadlines, prompts and arrivals on ticks; memory on ticks and after steps."""
         self._learn()
+        if moment is Moment.TICK:
+            yield from self.means.outcomes.on_tick(now_ns)
         if moment is Moment.BEFORE_STEPS:
             if self._state.params.awake.falls_asleep:
                 self._dozing.note_changed(now_ns)
@@ -160,8 +157,8 @@ class WakeRung(Rung):
         if isinstance(offer, UrgentOffer):
             return self._urgent.begin(offer, now_ns)
         assert isinstance(offer, WakeOffer), offer
-        seconds = self._ways.taken.seconds(offer.wake)
-        fields: dict[str, object] = {"reason": offer.why, "workers": list(offer.worker_ids), "way": str(Way.WAKE)}
+        seconds = self._times.taken.seconds(offer.wake)
+        fields: dict[str, object] = {"reason": offer.why, "workers": list(offer.worker_ids)}
         if offer.groups:
             fields["group"] = offer.groups[0]
         rate = offer.wake.bytes_per_s
@@ -174,6 +171,8 @@ class WakeRung(Rung):
         if offer.is_for_offline:
             self._spreading.note_woken(offer.worker_ids)
         actions: list[Action] = [Record("wake_decided", now_ns, fields)]
+        if offer.saving is not None:
+            actions += self.means.outcomes.begin(offer.saving.taking, now_ns)
         for number, worker_id in enumerate(offer.worker_ids):
             self._dozing.note_woken(worker_id, now_ns, is_news=not number or not offer.is_for_offline)
             actions += self._sleepers.wake(worker_id, now_ns, self._expect(worker_id, offer.wake))
@@ -182,13 +181,13 @@ class WakeRung(Rung):
     def expect(self, worker_id: WorkerId) -> Expected:
         """The prediction for a wake of this worker that an administrator or a request orders, which is remembered to
         learn from."""
-        return self._expect(worker_id, self._ways.wake(worker_id, None))
+        return self._expect(worker_id, self._times.wake(worker_id))
 
     def _expect(self, worker_id: WorkerId, wake: WakeForecast) -> Expected:
         """What ``wake`` makes a worker's wake take, in seconds, and its source. The forecast is remembered to learn
         from."""
         self._wakes[worker_id] = wake
-        return Expected(self._ways.taken.seconds(wake), str(wake.source), wake.source is not WakeSource.PEERS)
+        return Expected(self._times.taken.seconds(wake), str(wake.source), wake.source is not WakeSource.PEERS)
 
     def _learn(self) -> None:
         """Note how long each wake took that has ended since the last time, for later predictions. The first step is no
@@ -196,12 +195,14 @@ class WakeRung(Rung):
         while self._sleepers.woken:
             woken = self._sleepers.woken.popleft()
             if (wake := self._wakes.pop(woken.worker_id, None)) is not None:
-                self._ways.taken.note(wake, woken.took_ns / NANOSECONDS)
+                self._times.taken.note(wake, woken.took_ns / NANOSECONDS)
 
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
         """Wake sleepers that have the ``missing_bytes`` which a rung could not get; return the actions, none where no
-        worker can be woken."""
+        worker can be woken, or the forecast has said at this moment what that is worth."""
         self._needed_ns = now_ns
+        if self._weighed == (now_ns, group_id):
+            return []
         group = self._state.groups.get(group_id)
         offer = self._offer(group, why, missing_bytes)
         return [] if offer is None else self.begin(offer, now_ns)
@@ -216,12 +217,11 @@ class WakeRung(Rung):
 
     # --- which -------------------------------------------------------------------------------------------------
 
-    def _candidates(self, group: Group | None) -> list[tuple[WorkerId, WakeForecast]]:
+    def _candidates(self) -> list[tuple[WorkerId, WakeForecast]]:
         """The workers that can be woken and are alive, with the forecasts of their wakes, the soonest first, unknown
-        ones last. ``group``: whose first waiting request is to be let in; None: none in particular."""
-        head = None if group is None else group.queues.waiting.head
-        found = [(w, self._ways.wake(w, head)) for w in self._sleepers.can_wake if self._state.workers[w].alive]
-        times = {w: self._ways.taken.seconds(wake) for w, wake in found}
+        ones last."""
+        found = [(w, self._times.wake(w)) for w in self._sleepers.can_wake if self._state.workers[w].alive]
+        times = {w: self._times.taken.seconds(wake) for w, wake in found}
         return sorted(found, key=lambda each: (math.inf if (s := times[each[0]]) is None else s, each[0]))
 
     def _num_up(self) -> int:
@@ -234,7 +234,7 @@ class WakeRung(Rung):
     ) -> WakeOffer | None:
         """An offer to wake as many sleepers as have ``missing_bytes``, with those being woken counted, within
         ``--max-awake``; None where none is to be woken."""
-        candidates = self._candidates(group)
+        candidates = self._candidates()
         if not candidates:
             return None
         blocks_each = self._state.workers[candidates[0][0]].full_blocks
@@ -276,35 +276,34 @@ class WakeRung(Rung):
 
     def _answer_memory(self, now_ns: int) -> Iterator[Offer | Record]:
         """Yield offers of wakes, and records of why no worker is woken, for groups that lack memory."""
-        groups = self._pressed(now_ns)
-        self._others = {g.group_id: self._others[g.group_id] for g in groups if g.group_id in self._others}
-        required = required_bytes(self._state, groups, self._state.params.growth_factor)
-        for group in groups:
-            yield from self._answer(group, required, now_ns)
+        groups = {g.group_id: g for g in self._pressed(now_ns)}
+        required = required_bytes(self._state, list(groups.values()), self._state.params.growth_factor)
+        for group_id in self.means.turns.in_turn(groups):
+            yield from self._answer(groups[group_id], required, now_ns)
 
     def _answer(self, group: Group, required: int, now_ns: int) -> Iterator[Offer | Record]:
-        """Yield an offer to wake sleepers for one group that lacks memory, if waking is the soonest way or the way
-        that was taken is in vain; else the record that another way is taken, where that is news. Nothing without a
-        sleeper."""
-        candidates = self._candidates(group)
-        if not candidates:
+        """Yield an offer to wake sleepers for one group that lacks memory, with what it is worth; where that is
+        nothing, the record that none is woken, if that is news. Nothing without a sleeper, and while it is another
+        group's turn to be asked about. Where nothing is known of steps, sleepers are woken."""
+        offer = self._offer(group, "memory keeps the queue out", required)
+        if offer is None or not self.means.turns.may_ask(group.group_id, now_ns, self._state.groups):
             return
-        pressure = self.means.loads.pressure(group, now_ns)
-        wake = candidates[0][1]
-        times = self._ways.times(group, pressure, wake, now_ns)
-        taken, verdict = soonest(times), pressure.refuses or "none declined"
-        why = "memory keeps the queue out"
-        if taken is not Way.WAKE:
-            other = self._others.setdefault(group.group_id, _Other(now_ns, -1, taken))
-            if not self._is_in_vain(other, times, now_ns):
-                yield from self._tell_other(group, taken, times, verdict, now_ns)
-                return
-            why = f"kept out although {other.way} was to be sooner"
-        told = {"drop_verdict": verdict} | ways_as_fields(times, Way.WAKE)
-        offer = self._offer(group, why, required, told)
-        if offer is not None:
-            self._others.pop(group.group_id, None)
+        question = Question.of(self.means, now_ns)
+        if question is None:
             yield offer
+            return
+        self._weighed = now_ns, group.group_id
+        seconds = self._times.taken.seconds(offer.wake)
+        takes_s = UNKNOWN_WAKE_S if seconds is None else seconds
+        saving = question.waking(offer.worker_ids, takes_s)
+        told = {"wake_s": takes_s} | saving.as_fields()
+        if saving.worth.net_request_s > 0.0:
+            yield replace(offer, worth=saving.worth, saving=saving, told=told)
+        elif (told_ns := self._declined_ns.get(group.group_id)) is None or now_ns - told_ns >= NEWS_S * NANOSECONDS:
+            self._declined_ns = {g: at_ns for g, at_ns in self._declined_ns.items() if g in self._state.groups}
+            self._declined_ns[group.group_id] = now_ns
+            asleep = {"group": group.group_id, "asleep": len(self._sleepers.asleep)}
+            yield Record("wake_declined", now_ns, asleep | told)
 
     def _answer_growth(self, now_ns: int) -> Iterator[Offer]:
         """Yield an offer to wake sleepers where what packed instances have open will be full before one could serve;
@@ -317,26 +316,6 @@ class WakeRung(Rung):
             if offer is not None:
                 yield offer
 
-    def _is_in_vain(self, other: _Other, times: Times, now_ns: int) -> bool:
-        """Whether the other way that was taken for a group should have let its queue in by now, and a sleeper could
-        have served since."""
-        overload, woken_s = self._state.params.overload, times.get(Way.WAKE)
-        tested_s = overload.min_blocked_s + ASK_EVERY_NS / NANOSECONDS  # what a drop waits for before it begins
-        patience_s = max(tested_s, times.get(other.way) or 0.0) + (woken_s or 0.0)
-        return now_ns - other.since_ns > patience_s * NANOSECONDS
-
-    def _tell_other(self, group: Group, taken: Way, times: Times, verdict: str, now_ns: int) -> Iterator[Record]:
-        """Yield the record that another way than waking is taken for a group; nothing if that was told lately, or if
-        waiting is that way."""
-        other = self._others[group.group_id]
-        is_news = taken is not other.way or other.told_ns < 0 or now_ns - other.told_ns >= NEWS_S * NANOSECONDS
-        if taken is Way.WAIT or not is_news:
-            return
-        self._others[group.group_id] = other._replace(told_ns=now_ns, way=taken)
-        yield Record("wake_declined", now_ns, {
-            "group": group.group_id, "drop_verdict": verdict, "asleep": len(self._sleepers.asleep),
-        } | ways_as_fields(times, taken))  # fmt: skip
-
     # --- compute ----------------------------------------------------------------------------------------------
 
     def _answer_compute(self) -> Iterator[Offer]:
@@ -347,10 +326,10 @@ class WakeRung(Rung):
         groups = [g for g in state.groups.values() if not self.means.moves.is_emptying(g)]
         waits = [self._compute_wait_s(g, 2.0 * ttft_s) for g in groups] if ttft_s is not None else []
         if ttft_s is None or not waits or min(waits) <= AHEAD_SHARE * ttft_s or not (
-            candidates := self._candidates(None)
+            candidates := self._candidates()
         ):
             return
-        seconds = self._ways.taken.seconds(candidates[0][1])
+        seconds = self._times.taken.seconds(candidates[0][1])
         if seconds is not None and seconds >= min(waits):
             return
         wanted = max(1, math.ceil(sum(waits) / (AHEAD_SHARE * ttft_s)) - len(waits))
@@ -448,11 +427,11 @@ class WakeRung(Rung):
 
     def _may_be_woken(self) -> list[tuple[WorkerId, WakeForecast]]:
         """The workers that can be woken within ``--max-awake``, with forecasts, the soonest first."""
-        return self._candidates(None)[: may_wake(self._num_up(), self._state.params.awake.max_awake)]
+        return self._candidates()[: may_wake(self._num_up(), self._state.params.awake.max_awake)]
 
     def _takes_s(self, candidates: Sequence[tuple[WorkerId, WakeForecast]]) -> list[float]:
         """Seconds of each of these wakes; ``UNKNOWN_WAKE_S`` where nothing is known of one."""
-        return [UNKNOWN_WAKE_S if (s := self._ways.taken.seconds(wake)) is None else s for _, wake in candidates]
+        return [UNKNOWN_WAKE_S if (s := self._times.taken.seconds(wake)) is None else s for _, wake in candidates]
 
     def wakes_s(self) -> tuple[float, ...]:
         """Seconds of each wake that ``--max-awake`` allows, the soonest first and unknown ones last; empty where no
@@ -464,7 +443,7 @@ class WakeRung(Rung):
         found: list[float] = []
         for worker_id in self._sleepers.waking:
             wake = self._wakes.get(worker_id)
-            takes_s = None if wake is None else self._ways.taken.seconds(wake)
+            takes_s = None if wake is None else self._times.taken.seconds(wake)
             due_ns = self._sleepers.expected_ns(worker_id)
             left_s = UNKNOWN_WAKE_S if due_ns is None else (due_ns - now_ns) / NANOSECONDS
             if left_s > -max(LEAST_OVERDUE_S, takes_s or 0.0):
