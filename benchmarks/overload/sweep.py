@@ -35,7 +35,7 @@ from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
 from jettison.cost.predictor import StepTimePredictor
-from jettison.policy.computeload import Arrangement, Traffic, compute_load, steady_step
+from jettison.policy.steadystate import Room, Traffic, steady_rows, steady_step
 from jettison.report.results import RunResult
 from jettison.sim.setup import ClusterSetup, Hops, MemorySetup, setup_from_profile
 from jettison.simulate.run import SimulationOptions, simulate_workload
@@ -118,12 +118,14 @@ def rate_per_s(cell: Cell) -> float:
     times = StepTimePredictor(SHAPE.num_layers, COST)
     rows = max(1.0, MEAN_LOAD * cell.kv_tokens / (prompt + output / 2))
     traffic = Traffic(1.0, prompt, output)
-    step_s = times.predict_s(steady_step(traffic, Arrangement(1, rows * (prompt + output / 2), rows, 1)))
+    step_s = times.predict_s(steady_step(traffic, Room(rows * (prompt + output / 2), rows)))
     assert step_s is not None, "the cost model is known"
     by_memory = rows / (output * step_s)
-    at_one = compute_load(traffic, Arrangement(1, cell.kv_tokens, LIMITS.max_num_seqs, 1), times)
-    assert at_one is not None, "the cost model is known"
-    return cell.instances * min(by_memory, MEAN_LOAD / at_one)
+    full = Room(cell.kv_tokens, LIMITS.max_num_seqs)
+    full_step_s = times.predict_s(steady_step(traffic, full))
+    assert full_step_s is not None, "the cost model is known"
+    served_per_s = steady_rows(traffic, full) / (max(1.0, output) * full_step_s)
+    return cell.instances * min(by_memory, MEAN_LOAD * served_per_s)
 
 
 def _mean(lengths: Lengths) -> float:

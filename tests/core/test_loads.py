@@ -112,7 +112,7 @@ def test_rates_of_groups_count_what_arrives_and_what_pipelines_have_shown() -> N
     rates = core.loads.compute.group_rates()
     assert set(rates) == {1, 2, 4}
     assert rates[1] < 100.0 and rates[2] < 180.0 and rates[4] < 300.0, "prompts take their part"
-    work, end_ns = core.loads.compute.steady_step(1), cluster.now
+    work, end_ns = core.loads.compute.steady_step(), cluster.now
     assert work is not None
     step_ns = round((core.state.predictor.predict_s(work) or 0.0) * 1e9)
     for part, took_ns in ((LONE_STEP, step_ns), (period_of(2), round(0.8 * step_ns))):  # 0.625 of two instances' rate

@@ -6,7 +6,7 @@ from jettison.core.load.monitor import TrafficMonitor
 from jettison.core.state import ClusterState
 from jettison.cost.grouprate import TokenMix
 from jettison.cost.stepwork import NOTHING, StepWork
-from jettison.policy.computeload import Arrangement, steady_step
+from jettison.policy.steadystate import Room, steady_step
 
 
 class ComputeLoads:
@@ -16,11 +16,11 @@ class ComputeLoads:
         self._state = state
         self._traffic = traffic
 
-    def steady_step(self, num_stages: int) -> StepWork | None:
-        """The work of an instance's step in a steady state under the present online traffic, if all groups had
-        ``num_stages`` members. None while the traffic is not known, or no worker can serve."""
-        traffic, arrangement = self._traffic.traffic(), self._arrangement(num_stages)
-        return None if traffic is None or arrangement is None else steady_step(traffic, arrangement)
+    def steady_step(self) -> StepWork | None:
+        """The work of an instance's step in a steady state under the present online traffic. None while the traffic is
+        not known, or no worker can serve."""
+        traffic, room = self._traffic.traffic(), self._room()
+        return None if traffic is None or room is None else steady_step(traffic, room)
 
     def group_rates(self) -> dict[int, float]:
         """Output tokens a second that a group serves, by its number of stages, as profiled, with as many prompt tokens
@@ -35,21 +35,12 @@ class ComputeLoads:
         prompts = 0.0 if traffic is None else traffic.prompt_tokens / max(1.0, traffic.output_tokens)
         rates = profile.serving_rates(TokenMix(prompts, self._state.limits.max_num_batched_tokens))
         if (alone := rates.get(1)) is not None:
-            predictor, work = self._state.predictor, self.steady_step(1) or NOTHING
+            predictor, work = self._state.predictor, self.steady_step() or NOTHING
             rates |= {n: n * alone * predictor.pipeline_efficiency(work, n) for n in predictor.measured_pipelines}
         return rates
 
-    def _arrangement(self, num_stages: int) -> Arrangement | None:
-        """The workers that can serve, as groups of ``num_stages`` stages. Each counts with the least capacity that one
-        of them has undropped, and with its share of the memory that a drop would free. None while no worker can
-        serve."""
-        shape, limits = self._state.shape, self._state.limits
-        token_bytes = shape.num_layers * shape.block_bytes_per_layer(limits.block_size) / limits.block_size
-        num_alive, least_full_blocks = self._state.alive_workers()
-        if not num_alive:
-            return None
-        full_tokens = least_full_blocks * limits.block_size
-        spare_copies = (num_stages - 1) / num_stages
-        return Arrangement(
-            num_alive, full_tokens + spare_copies * shape.parameter_bytes / token_bytes, limits.max_num_seqs, num_stages
-        )
+    def _room(self) -> Room | None:
+        """What each of the workers that can serve has: the least capacity that one of them has undropped. None while
+        no worker can serve."""
+        limits, (num_alive, least_full_blocks) = self._state.limits, self._state.alive_workers()
+        return Room(least_full_blocks * limits.block_size, limits.max_num_seqs) if num_alive else None

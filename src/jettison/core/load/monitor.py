@@ -10,8 +10,8 @@ from typing import NamedTuple
 from jettison.core.load.samples import TickTimes, Totals, per_s
 from jettison.core.serving.group import Group
 from jettison.policy.batching import BlockedBy
-from jettison.policy.computeload import Traffic
 from jettison.policy.overload import memory_wait_s
+from jettison.policy.steadystate import Traffic
 from jettison.types import NANOSECONDS
 
 WINDOW_S = 2
