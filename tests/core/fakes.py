@@ -547,6 +547,10 @@ class FakeCluster:
                     return
                 self._in_order(action.worker_id, 0.1, lambda: ports.LayoutOffered(
                     action.worker_id, action.call_id, LayoutOffer(worker.version, line, capacity)))
+            case ports.ApplyLayout() if action.gives_back:  # behind no step: at any moment (rule 3)
+                end = max(self.now, self.layout_applied_at[action.worker_id]) + self.delay(0.01, 3)
+                self.layout_applied_at[action.worker_id] = end
+                self.at(end, self._while_alive(action.worker_id, lambda: self._apply(action)))
             case ports.ApplyLayout():
                 free_at = max(self.worker_free_at[action.worker_id], self.beside_until[action.worker_id])
                 self.worker_free_at[action.worker_id] = free_at
@@ -558,6 +562,9 @@ class FakeCluster:
                     self._copy_beside(action)
                     return
                 self._in_order(action.src, 0.05 * len(action.src_blocks), lambda: self._copy_here(action))
+            case ports.SendKV() if action.is_settled:
+                self.sent.append(action)
+                self.at(self.now + self.delay(0.01, 2), self._while_alive(action.src, lambda: self._begin_kv(action)))
             case ports.SendKV():
                 self.sent.append(action)
                 self._in_order(action.src, 0.0, lambda: self._begin_kv(action))

@@ -246,6 +246,20 @@ def test_a_fence_is_answered_behind_the_steps_that_it_orphans_and_those_that_sti
     assert [entry.step.name for entry in stream.steps()] == ["of its next life"]
 
 
+@pytest.mark.parametrize("kind", [Kind.GIVE_BACK, Kind.SETTLED_TRANSFER])
+def test_what_touches_nothing_that_a_step_does_begins_before_all_steps_but_behind_commands(kind: Kind) -> None:
+    stream: Stream = ControlStream(has_input)
+    ready, waiting = Stage("ready", True), Stage("waiting")
+    for stage, previous in ((ready, None), (waiting, BEFORE)):
+        stream.append(stream.admit(stage, previous, None, is_linked=True))
+    stream.append_command("overtakes", kind)
+    stream.append_command("follows", Kind.TRANSFER)
+    stream.append_command("overtakes nothing", kind)
+    assert steps_and_commands(stream) == ["overtakes", "ready"]
+    waiting.has_input = True
+    assert steps_and_commands(stream) == ["waiting", "follows", "overtakes nothing"]
+
+
 # --- any stream ---------------------------------------------------------------------------------------------------
 
 
@@ -299,18 +313,22 @@ class History:
             return False
         if this.kind is Kind.COPY_OUT_BESIDE:
             return True
-        if not all(each.is_over for each in before if each.kind is None):
+        if not self.overtakes_steps(this) and not all(each.is_over for each in before if each.kind is None):
             return False
         if is_beside:
             return True
-        if not all(each.has_begun for each in before if not self.kind_is_beside(each)):
+        if not all(each.has_begun for each in before if each.kind is not None and not self.kind_is_beside(each)):
             return False
-        layout_or_load = this.kind in (Kind.OFFER_LAYOUT, Kind.APPLY_LAYOUT, Kind.LOAD)
+        layout_or_load = this.kind in (Kind.OFFER_LAYOUT, Kind.APPLY_LAYOUT, Kind.GIVE_BACK, Kind.LOAD)
         return not (layout_or_load and self.load is not None)
 
     @staticmethod
     def kind_is_beside(this: Received) -> bool:
         return this.kind in (Kind.COPY_OUT_BESIDE, Kind.COPY_IN_BESIDE)
+
+    @staticmethod
+    def overtakes_steps(this: Received) -> bool:
+        return this.kind in (Kind.GIVE_BACK, Kind.SETTLED_TRANSFER)
 
     def lose_the_stage_before(self) -> None:
         for each in self.received:
@@ -320,6 +338,7 @@ class History:
 
     def expect_the_first_that_may_start(self) -> Received | None:
         may = [each for each in self.received if not each.has_begun and self.may_start(each)]
+        may.sort(key=lambda each: not self.overtakes_steps(each))  # stable: else the first that was received
         assert self.stream.next_entry() is (may[0].entry if may else None)
         return may[0] if may else None
 

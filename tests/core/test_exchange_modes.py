@@ -102,6 +102,26 @@ def test_cancelled_while_live(after_ms: float) -> None:
     finish(cluster)
 
 
+@pytest.mark.parametrize("mode", ["transfer", "live"])
+def test_pages_are_given_back_by_one_call_each(mode: str) -> None:
+    cluster = start(mode)
+    cluster.order("drop")
+    finish(cluster)
+    answers = [kind for _, kind in cluster.log]
+    assert answers.count("LayoutOffered") == 2, "only for the drop itself"
+    assert answers.count("LayoutApplied") >= 4
+    assert not cluster.num_stale_layouts
+
+
+def test_a_member_that_refused_is_asked_for_an_offer_again() -> None:
+    cluster = start("transfer")
+    cluster.order("drop")
+    cluster.run(stop=lambda: len(cluster.core.groups) == 1)
+    cluster.workers[0].fail_applies = 1
+    finish(cluster)
+    assert [kind for _, kind in cluster.log].count("LayoutOffered") == 3
+
+
 def test_foreign_pages_stay_until_no_step_can_ask_for_them() -> None:
     """The pretend workers forget what is not retained; a step that asks for it then would fail."""
     cluster = start("live", num=3)

@@ -12,6 +12,10 @@ Rule 2. A command (a layout, a transfer, a copy, a load, a report, a fence) begi
         two entries, and as many as there is time for while no entry may start. Layouts and further loads wait until it
         is over; nothing else does, so a step waits for one piece at most.
 Rule 3. No step received after an ApplyLayout runs before it. Steps do not wait for anything else.
+        A layout that only gives pages back (``ports.ApplyLayout.gives_back``), and a transfer of settled KV
+        (``ports.SendKV.is_settled``), touch nothing that steps received before read or write. They begin as the next
+        entry, behind nothing but the step being computed and commands before them: behind all steps received before, a
+        pipeline's steps would hold each of them up for as many stage times as there are microbatches.
 Rule 6. A step ends once, as done, failed or abandoned, and its last stage reports the end. A stage that fails, refuses
         a step, or has lost the stage before it, hands a ``Failure`` on in place of hidden states, so that each later
         stage ends its part, too.
@@ -95,8 +99,12 @@ class Kind(Enum):
 
     OFFER_LAYOUT = auto()
     APPLY_LAYOUT = auto()
+    GIVE_BACK = auto()
+    """A layout that only gives pages back: it waits for no step, and no step for it."""
     TRANSFER = auto()
     """KV or a shard to a peer; it may be withdrawn until it begins."""
+    SETTLED_TRANSFER = auto()
+    """KV to a peer that no step writes; likewise. It waits for no step."""
     COPY = auto()
     """KV to this worker's host pool, or from there, between steps."""
     COPY_OUT_BESIDE = auto()
@@ -109,13 +117,18 @@ class Kind(Enum):
     FENCE = auto()
 
 
-WAITS_FOR_LOAD = (Kind.OFFER_LAYOUT, Kind.APPLY_LAYOUT, Kind.LOAD)
+WAITS_FOR_LOAD = (Kind.OFFER_LAYOUT, Kind.APPLY_LAYOUT, Kind.GIVE_BACK, Kind.LOAD)
 """Commands that change the mapping or fill it: not while a shard is being filled."""
 
 BESIDE = (Kind.COPY_OUT_BESIDE, Kind.COPY_IN_BESIDE)
 """Commands that keep to rule 9 in place of rule 2."""
 
-WITHDRAWABLE = (Kind.TRANSFER, *BESIDE)
+OVERTAKES_STEPS = (Kind.GIVE_BACK, Kind.SETTLED_TRANSFER)
+"""Commands that wait for other commands only (rule 3)."""
+
+TRANSFERS = (Kind.TRANSFER, Kind.SETTLED_TRANSFER)
+
+WITHDRAWABLE = (*TRANSFERS, *BESIDE)
 
 Step = TypeVar("Step")
 """One stage's part of a step, as the worker keeps it."""
@@ -229,6 +242,8 @@ class ControlStream(Generic[Step, Command]):
 
     def next_entry(self, now_ns: int = 0) -> StepEntry[Step] | CommandEntry[Command] | None:
         """The first entry that may start (rules 1 to 3 and 9); None if all have to wait."""
+        if (ahead := self._overtaking(now_ns)) is not None:
+            return ahead
         earlier_step = earlier_command = False
         for entry in self._entries:
             if entry.arrives_ns > now_ns:
@@ -250,6 +265,17 @@ class ControlStream(Generic[Step, Command]):
             if entry.kind is Kind.APPLY_LAYOUT:
                 return None
             earlier_command = True
+        return None
+
+    def _overtaking(self, now_ns: int) -> CommandEntry[Command] | None:
+        """The first command, where it is one that waits for no step and may begin (rule 3); else None."""
+        for entry in self._entries:
+            if entry.arrives_ns > now_ns:
+                return None
+            if isinstance(entry, StepEntry) or entry is self._loading or entry.kind in BESIDE:
+                continue
+            waits_for_load = self._loading is not None and entry.kind in WAITS_FOR_LOAD
+            return entry if entry.kind in OVERTAKES_STEPS and not waits_for_load else None
         return None
 
     def next_arrival_ns(self, now_ns: int) -> int | None:
@@ -308,7 +334,7 @@ class ControlStream(Generic[Step, Command]):
         """Take out all transfers that have not begun and for which ``is_meant`` is true."""
         self._entries = [
             entry for entry in self._entries
-            if not (isinstance(entry, CommandEntry) and entry.kind is Kind.TRANSFER and is_meant(entry.command))
+            if not (isinstance(entry, CommandEntry) and entry.kind in TRANSFERS and is_meant(entry.command))
         ]
 
     def steps(self) -> Iterator[StepEntry[Step]]:

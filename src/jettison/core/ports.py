@@ -279,6 +279,9 @@ class ApplyLayout(NamedTuple):
     live_blocks: int
     version: int
     copies: tuple[tuple[int, int], ...]
+    gives_back: bool = False
+    """It only frees KV of layers that the worker no longer runs, for the arenas of those that it does: it waits for no
+    step."""
 
 
 class SendKV(NamedTuple):
@@ -302,6 +305,8 @@ class SendKV(NamedTuple):
     beside_steps: bool = False
     """Inside one worker: the copy runs while steps do. No step issued before its end reads the blocks that it writes,
     and nothing writes the blocks that it reads."""
+    is_settled: bool = False
+    """To another worker: all steps that write these blocks at its source have ended. It waits for no step."""
 
 
 class SendShard(NamedTuple):

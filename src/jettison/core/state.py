@@ -59,6 +59,8 @@ class WorkerState:
     """Slots of its host pool."""
     unfilled: set[ShardId] = field(default_factory=set)
     """Shards of the layout that are mapped but not filled (yet)."""
+    layout_version: int | None = None
+    """Version of its page map since the last layout change that it has answered; None: not known."""
     num_relayouts_open: int = 0
     ledger_locked: bool = False
     """A shrinking layout is being applied: no block may change hands until the worker has answered."""

@@ -19,6 +19,11 @@ class RetainedKV:
     block_ids: tuple[int, ...]
     """Ascending ids whose bytes must stay readable; all other pages of these arenas are freed."""
 
+    @property
+    def num_parts(self) -> int:
+        """Blocks, each counted once for each of its layers."""
+        return len(self.layers) * len(self.block_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class LayoutSpec:

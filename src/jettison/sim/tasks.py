@@ -219,6 +219,10 @@ def kind_of(command: Command) -> Kind:
         if command.beside_steps:
             return Kind.COPY_OUT_BESIDE if command.to_host else Kind.COPY_IN_BESIDE
         return Kind.COPY
+    if isinstance(command, ports.SendKV) and command.is_settled:
+        return Kind.SETTLED_TRANSFER
+    if isinstance(command, ports.ApplyLayout) and command.gives_back:
+        return Kind.GIVE_BACK
     return KINDS[type(command)]
 
 

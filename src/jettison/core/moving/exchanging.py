@@ -59,6 +59,8 @@ class Exchange:
         self._stage_order = stages
         self.group: Group | None = None
         self.num_moved_bytes = 0
+        self.in_place_ns: int | None = None
+        """Since when no KV is on its way or has to be sent; None: before that."""
         self._relayouts: list[Relayout] = []
         self._landing: list[tuple[RequestState, tuple[KVTransferPlan, ...]]] = []
         """Stalled requests with transfers that have not started, in service order."""
@@ -71,8 +73,8 @@ class Exchange:
         self.num_by_choice: Counter[ExchangeMode] = Counter()
         self._started_ns = 0
         self._num_foreign: dict[WorkerId, int] | None = None
-        """Blocks of layers that a worker no longer runs and that must still be sent, by worker; None = has to be
-        counted again."""
+        """Blocks of layers that a worker no longer runs and that must still be sent, by worker, each once for each of
+        these layers; None = has to be counted again."""
         self._num_ended = 0
         """Transfers that have ended since that was counted."""
         self._retry_ns = 0
@@ -200,6 +202,8 @@ class Exchange:
             self._recompute(state)
             actions += self._start_transfers(now_ns)
         self._reserve_landing(self.group)
+        if self.in_place_ns is None and not (self._landing or self._transfers):
+            self.in_place_ns = now_ns
         return actions
 
     def _may_get_room(self, now_ns: int) -> bool:
@@ -390,7 +394,7 @@ class Exchange:
         here = workers[transfer.dst].ledger.table(state.request_id).ids[first:end]
         action = SendKV(
             self._cluster.book.next_transfer_id, transfer.src, transfer.dst, transfer.layers, tuple(there), tuple(here),
-            urgent,
+            urgent, is_settled=True,
         )
         self._cluster.send_kv(state, action, owner=self._owner, waiter=self, purpose=TransferPurpose.EXCHANGE)
         self._transfers[action.transfer_id] = action
@@ -468,16 +472,17 @@ class Exchange:
             # Without a transfer it waits for the last steps that may ask for foreign KV.
             self._num_ended = 0
             found = self._foreign_blocks(self._stages)
-            self._num_foreign = {w: sum(len(k.block_ids) for k in kept) for w, kept in found.items()}
+            self._num_foreign = {w: sum(k.num_parts for k in kept) for w, kept in found.items()}
         actions: list[Action] = []
         for worker_id, needed in self._num_foreign.items():
             worker = self._cluster.workers[worker_id]
-            kept = sum(len(r.block_ids) for r in worker.layout.retained)
+            kept = sum(r.num_parts for r in worker.layout.retained)
             if not kept or worker.num_relayouts_open:
                 continue
             if needed and not (pressed and 4 * needed <= 3 * kept):
                 continue
-            relayout = Relayout(self._cluster, self._owner, worker, self.spec(worker_id), shrinks=False)
+            spec = self.spec(worker_id)
+            relayout = Relayout(self._cluster, self._owner, worker, spec, shrinks=False, gives_back=True)
             self._relayouts.append(relayout)
             actions += relayout.start()
         return actions

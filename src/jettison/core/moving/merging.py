@@ -67,7 +67,7 @@ class Merging:
         self._pulling = Pulling(cluster, self, pulls)
         self.group: Group | None = None
         self.failure: str | None = None
-        self._started_ns = now_ns
+        self._started_ns = self._formed_ns = now_ns
         self._relayouts: list[Relayout] = []
         self._before: dict[WorkerId, LayoutSpec] = {}
         self._exchange = Exchange(cluster, self, stages)
@@ -283,7 +283,7 @@ class Merging:
     def _form(self, now_ns: int) -> list[Action]:
         """Make the members one group, and dissolve the old ones; return the record. Requests with their KV in place go
         on; others stall; queues are joined."""
-        self.phase = MergePhase.EXCHANGE
+        self.phase, self._formed_ns = MergePhase.EXCHANGE, now_ns
         results = [r.result for r in self._relayouts if r.result is not None]
         self._relayouts = []
         for worker_id in self._pulling.before:
@@ -326,11 +326,14 @@ class Merging:
         if self._exchange.is_over:
             assert self.group is not None
             self.phase = MergePhase.SETTLED
+            in_place_ns = self._exchange.in_place_ns
+            assert in_place_ns is not None
             done = {
                 "group": self.group.group_id,
                 "bytes": self._exchange.num_moved_bytes,
                 "requests": {str(k): n for k, n in sorted(self._exchange.num_by_choice.items())},
                 "ms": (now_ns - self._started_ns) / 1e6,
+                "in_place_ms": (in_place_ns - self._formed_ns) / 1e6,
                 "capacity_blocks": self.group.blocks.capacity,
             }
             actions.append(Record("exchange_done", now_ns, done))

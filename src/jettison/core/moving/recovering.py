@@ -279,6 +279,7 @@ class Recoveries:
             return []
         worker.alive, worker.is_gone, worker.life = True, False, event.life
         worker.layout = home = self._home_layout(event.worker_id)
+        worker.layout_version = None
         worker.unfilled = set(home.shards)
         worker.full_blocks = event.capacity_blocks
         worker.ledger.clear(event.capacity_blocks)

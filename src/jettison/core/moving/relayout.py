@@ -4,6 +4,10 @@
       |                            |                        |
       '------- CallFailed ---------'--- cannot evacuate ----'--CallFailed--> FAILED (worker and ledger as before)
 
+A change that only gives pages of other layers' KV to the arenas (``gives_back``) disturbs no block, whatever the offer
+would say: where the version of the worker's page map is known it is applied without one, as each call waits for the end
+of a step.
+
 The ledger changes only after the worker has applied the layout: a refused or rolled-back layout leaves both as they
 were.
 """
@@ -39,7 +43,8 @@ class Relayout:
     """
 
     def __init__(
-        self, cluster: ClusterState, owner: Owner, worker: WorkerState, spec: LayoutSpec, *, shrinks: bool
+        self, cluster: ClusterState, owner: Owner, worker: WorkerState, spec: LayoutSpec, *, shrinks: bool,
+        gives_back: bool = False,
     ) -> None:
         self._cluster = cluster
         self._owner = owner
@@ -49,6 +54,7 @@ class Relayout:
         self.result: LayoutResult | None = None
         self.failure: str | None = None
         self._shrinks = shrinks
+        self._gives_back = gives_back
         self._called_off = False
         self._copies: tuple[tuple[int, int], ...] = ()
         self._evacuate_from = 0
@@ -63,8 +69,12 @@ class Relayout:
         return self.phase in (RelayoutPhase.DONE, RelayoutPhase.FAILED)
 
     def start(self) -> list[Action]:
-        """Ask the worker for an offer; return the call."""
+        """Ask the worker for an offer, or to give pages back at once; return the call."""
         book = self._cluster.book
+        version = self.worker.layout_version
+        if self._gives_back and version is not None:
+            self._evacuate_from = self._live_blocks
+            return [self._open_apply(version, self._owner)]
         call = OfferLayout(self.worker.worker_id, book.next_call_id, self.spec, self._live_blocks)
         return [book.open_call(call, self._owner, self)]
 
@@ -80,6 +90,7 @@ class Relayout:
             if self._copies:
                 # Blocks may have been copied before the mapping failed, over cached blocks: their content is lost.
                 self.worker.ledger.forget_cached()
+            self.worker.layout_version = None
             self._close(RelayoutPhase.FAILED, event.message)
             return []
         if isinstance(event, LayoutOffered) and self._called_off:
@@ -107,12 +118,17 @@ class Relayout:
                 self._close(RelayoutPhase.FAILED, "blocks whose foreign KV is kept cannot move")
                 return []
             self._copies = tuple(copies)
+        return [self._open_apply(event.offer.version, owner)]
+
+    def _open_apply(self, version: int, owner: Owner) -> Action:
+        """The call that applies the layout to this version of the worker's page map."""
         self.phase = RelayoutPhase.APPLY
         book = self._cluster.book
         call = ApplyLayout(
-            self.worker.worker_id, book.next_call_id, self.spec, self._live_blocks, event.offer.version, self._copies
+            self.worker.worker_id, book.next_call_id, self.spec, self._live_blocks, version, self._copies,
+            self._gives_back,
         )
-        return [book.open_call(call, owner, self)]
+        return book.open_call(call, owner, self)
 
     def _applied(self, event: LayoutApplied) -> list[Action]:
         """Update the ledger, the layout and the missing shards after the worker has applied its layout. Returns no
@@ -122,7 +138,7 @@ class Relayout:
             ledger.apply_compaction(self._copies, self._evacuate_from)
         ledger.resize(event.result.capacity_blocks)
         self._cluster.changes.reshaped += 1
-        self.worker.layout = self.spec
+        self.worker.layout, self.worker.layout_version = self.spec, event.result.version
         self.worker.unfilled &= self.spec.shards
         self.worker.unfilled |= event.result.missing_shards
         self.result = event.result

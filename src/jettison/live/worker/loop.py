@@ -170,7 +170,11 @@ class WorkerLoop:
             case ports.SendKV() if command.dst == self.worker_id:
                 self._stream.append_command(command, copy_kind(command), command.transfer_id)
             case ports.SendKV() | ports.SendShard():
-                self._stream.append_command(command, Kind.TRANSFER, command.transfer_id)
+                settled = isinstance(command, ports.SendKV) and command.is_settled
+                kind = Kind.SETTLED_TRANSFER if settled else Kind.TRANSFER
+                self._stream.append_command(command, kind, command.transfer_id)
+            case ports.ApplyLayout() if command.gives_back:
+                self._stream.append_command(command, Kind.GIVE_BACK)
             case _:
                 self._stream.append_command(command, _KINDS[type(command)])
 
