@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 
 from jettison.memory.stages import Pull, StagePlan
 from jettison.policy.links import Links, MachineId
-from jettison.policy.ranges import Member, PlanningWork, RangePlan, has_stages, plan_stages
+from jettison.policy.ranges import Aims, Member, PlanningWork, RangePlan, StageTerms, has_stages, plan_stages
 from jettison.types import GroupId, LayerRange, ModelShape, WorkerId
 
 __all__ = [
@@ -51,6 +51,9 @@ class MergeCandidate(NamedTuple):
     budgets: tuple[int, ...] | None = None
     """Bytes that each member has for parameters and KV: ranges are chosen by what they leave for KV. None = not known,
     and ranges are balanced by parameter bytes."""
+    needed_bytes: int = 0
+    """KV bytes that its requests hold and its queue waits for, as far as there are seats for them, and no less than it
+    has; 0: as many as there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,9 @@ class PlannerParams:
     """Longest pull that is cheaper than not merging: the wait for memory that the drop is to save. 0 = never pull."""
     links: Links | None = None
     """None where all links are alike."""
+    stage_terms: Callable[[float], StageTerms] | None = None
+    """What stages take, by the KV bytes of a microbatch's requests (``policy.ranges.Aims``); None: not known, and
+    ranges are those that leave the most KV."""
     most_members: int | None = None
     """Most members of a new group: longer pipelines could not keep up. None = no bound."""
 
@@ -326,9 +332,11 @@ class _Pool:
         """Ranges of a merged group, with pulls only where there are no ranges without; None where the pulls take too
         long."""
         links, may_pull = self._params.links, self._params.max_pull_s > 0.0
+        terms = self._params.stage_terms
         plan = plan_stages(
             _members(candidates), self._shape, may_pull=may_pull,
             distance=None if links is None else links.distance, work=self._work,
+            aims=None if terms is None else Aims(sum(c.needed_bytes for c in candidates), terms),
         )
         if plan is None or not plan.pulls:
             return plan

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
-from jettison.memory.stages import Pull, StagePlan
+from jettison.memory.stages import Pull, StagePlan, stage_bytes
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, WorkerId, layer_shard
 
 LinkDistance = Callable[[WorkerId, WorkerId], float]
@@ -25,6 +26,40 @@ class Member(NamedTuple):
     resident: LayerRange
     budget_bytes: int | None = None
     """Its bytes for parameters and KV; None = not known."""
+
+
+class StageTerms(NamedTuple):
+    """The parts of a stage's time for the microbatches that the group will have."""
+
+    layer_s: float
+    entry_s: float = 0.0
+    """The embedding, on the first stage."""
+    head_s: float = 0.0
+    """The head and sampling, on the last stage."""
+    step_s: float = 0.0
+    """What every stage takes, whatever its layers."""
+
+    def of(self, lo: int, hi: int, num_layers: int) -> float:
+        """Seconds of a stage of the layers from ``lo`` to before ``hi``, of a model of ``num_layers``."""
+        ends = (self.entry_s if lo == 0 else 0.0) + (self.head_s if hi == num_layers else 0.0)
+        return self.step_s + (hi - lo) * self.layer_s + ends
+
+
+class Aims(NamedTuple):
+    """What a merged group is to do: to serve as much a second as it can with the KV that it needs."""
+
+    needed_bytes: int
+    """KV bytes, of all layers, that its requests hold and its queue waits for: more are worth nothing."""
+    terms: Callable[[float], StageTerms]
+    """Of a stage's time, for a microbatch of requests that hold so many KV bytes."""
+
+    def rate(self, stages: Sequence[StagePlan], kv_bytes: float, num_layers: int) -> float:
+        """KV bytes that are in use over the time of the slowest stage: as requests hold alike, what is served a
+        second."""
+        used = min(kv_bytes, self.needed_bytes) if self.needed_bytes else kv_bytes
+        terms = self.terms(used / len(stages))  # as many microbatches as stages
+        slowest_s = max(terms.of(*stage.layers, num_layers) for stage in stages)
+        return used / slowest_s if slowest_s > 0.0 else 0.0
 
 
 class RangePlan(NamedTuple):
@@ -45,13 +80,18 @@ class PlanningWork:
 
 def plan_stages(
     members: Sequence[Member], shape: ModelShape, *, may_pull: bool = False, distance: LinkDistance | None = None,
-    work: PlanningWork | None = None,
+    work: PlanningWork | None = None, aims: Aims | None = None,
 ) -> RangePlan | None:
-    """Contiguous layer ranges for all members: the ranges that leave the group the most KV.
+    """Contiguous layer ranges for all members: the ranges that leave the group the most KV, or with ``aims`` those with
+    which it serves most.
 
     The group holds as many tokens as its tightest stage. A stage has for the KV of its layers what its parameters
     (embedding and head counted) leave of its member's budget. Where no budget is known, the largest stage is as small
     as can be by parameter bytes; among equals the numbers of layers are even.
+
+    A pipeline is as fast as its slowest stage, and a head of many words takes as long as several layers: with as many
+    layers each, all stages but the last one wait for it. Cuts that give it fewer layers leave less for KV, as another
+    member has more (``aims``: which is worth more).
 
     Members that hold a part are ordered by its middle; members that hold everything (wholes) go wherever they spare the
     others most (members holding 0-23, 24-47 and everything: first, third, second). Where that order allows no split
@@ -65,7 +105,16 @@ def plan_stages(
     is_inside = _has_split([m.resident for m in parts], len(wholes), shape.num_layers, work)
     if not is_inside and not may_pull:
         return None
-    split = _best_split(parts, wholes, shape, work, may_pull=not is_inside)
+    search = partial(_best_split, parts, wholes, shape, work, may_pull=not is_inside)
+    stages = _stages(search(), parts, wholes)
+    if aims is not None:
+        stages = _serving_most(stages, members, shape, aims, lambda *limit: _stages(search(*limit), parts, wholes))
+    pulls = () if is_inside else _plan_pulls(stages, members, shape, distance)
+    return None if pulls is None else RangePlan(stages, pulls)
+
+
+def _stages(split: _Split, parts: Sequence[Member], wholes: Sequence[Member]) -> tuple[StagePlan, ...]:
+    """The stages that a split cuts."""
     part_workers, whole_workers = iter(parts), iter(wholes)
     stages: list[StagePlan] = []
     lo = 0
@@ -73,8 +122,33 @@ def plan_stages(
         member = next(whole_workers if is_whole else part_workers)
         stages.append(StagePlan(member.worker_id, LayerRange(lo, hi)))
         lo = hi
-    pulls = () if is_inside else _plan_pulls(stages, members, shape, distance)
-    return None if pulls is None else RangePlan(tuple(stages), pulls)
+    return tuple(stages)
+
+
+def _serving_most(
+    stages: tuple[StagePlan, ...], members: Sequence[Member], shape: ModelShape, aims: Aims,
+    search: Callable[[StageTerms, float], tuple[StagePlan, ...]],
+) -> tuple[StagePlan, ...]:
+    """Of ``stages``, which leave the most KV, and all that are faster the ones with which the group serves most;
+    ``search``: which leave the most KV of those whose slowest stage takes less than a time, or the fastest."""
+    budgets = {m.worker_id: m.budget_bytes for m in members}
+    num_layers = shape.num_layers
+
+    def kv_bytes(stages: Sequence[StagePlan]) -> float:
+        tightest = max(_tightness(len(s.layers), stage_bytes(s.layers, shape), budgets[s.worker_id]) for s in stages)
+        return num_layers / tightest if tightest else float(aims.needed_bytes or 1)
+
+    terms = aims.terms(kv_bytes(stages) / len(stages))
+    best, best_rate = stages, aims.rate(stages, kv_bytes(stages), num_layers)
+    for _ in range(num_layers):  # each is faster by a part of a layer's time at least, and few are
+        limit_s = max(terms.of(*s.layers, num_layers) for s in stages)
+        stages = search(terms, limit_s)
+        if max(terms.of(*s.layers, num_layers) for s in stages) >= limit_s:
+            break
+        rate = aims.rate(stages, kv_bytes(stages), num_layers)
+        if rate > best_rate:
+            best, best_rate = stages, rate
+    return best
 
 
 def has_stages(members: Sequence[Member], shape: ModelShape, work: PlanningWork | None = None) -> bool:
@@ -159,6 +233,8 @@ class _Value(NamedTuple):
     """Value of a way to a state; less is better, the first field that differs decides."""
 
     pulled_bytes: int
+    slowest_s: float
+    """Longest time of the stages so far; 0 while each is below the limit."""
     tightest: float
     """Largest ``_tightness`` of the stages so far."""
     largest_bytes: int
@@ -177,9 +253,11 @@ def _tightness(num_layers: int, parameter_bytes: int, budget_bytes: int | None) 
 
 
 def _best_split(
-    parts: Sequence[Member], wholes: Sequence[Member], shape: ModelShape, work: PlanningWork, *, may_pull: bool
+    parts: Sequence[Member], wholes: Sequence[Member], shape: ModelShape, work: PlanningWork,
+    terms: StageTerms | None = None, limit_s: float = math.inf, *, may_pull: bool,
 ) -> _Split:
-    """Where to cut, for parts in this order and wholes, in their order, anywhere between; a split must exist.
+    """Where to cut, for parts in this order and wholes, in their order, anywhere between; a split must exist. With
+    ``terms``: of splits whose stages all take less than ``limit_s`` if there are any.
 
     Dynamic programming over (end of the last stage so far, wholes used); O(layers) for two members,
     O(members * wholes * layers squared) for many.
@@ -187,14 +265,14 @@ def _best_split(
     num_wholes, num_layers = len(wholes), shape.num_layers
     num_stages = len(parts) + num_wholes
     bytes_before = _bytes_before(shape)
-    best: dict[_State, _Value] = {(0, 0): _Value(0, 0.0, 0, 0, 0)}
+    best: dict[_State, _Value] = {(0, 0): _Value(0, 0.0, 0.0, 0, 0, 0)}
     rounds: list[tuple[list[_State], dict[_State, _Value]]] = []
     for index in range(num_stages):
         # States by the cuts that lead to them, earliest first: between equal values the earlier cuts decide.
         states = [state for _, state in sorted((value.rank_before, state) for state, value in best.items())]
         following: dict[_State, _Value] = {}
         for rank, (lo, used) in enumerate(states):
-            pulled, tightest, largest, squares, _ = best[lo, used]
+            pulled, slowest_s, tightest, largest, squares, _ = best[lo, used]
             choices = [(wholes[used], True)] if used < num_wholes else []
             if index - used < len(parts) and (may_pull or parts[index - used].resident.lo <= lo):
                 choices.append((parts[index - used], False))
@@ -206,9 +284,11 @@ def _best_split(
                 for hi in ends:
                     size = bytes_before[hi] - bytes_before[lo]
                     have = bytes_before[min(hi, resident.hi)] - bytes_before[max(lo, resident.lo)]
+                    took_s = 0.0 if terms is None else terms.of(lo, hi, num_layers)
                     value = _Value(
-                        pulled + size - max(0, have), max(tightest, _tightness(hi - lo, size, budget_bytes)),
-                        max(largest, size), squares + (hi - lo) ** 2, rank,
+                        pulled + size - max(0, have), max(slowest_s, took_s if took_s >= limit_s else 0.0),
+                        max(tightest, _tightness(hi - lo, size, budget_bytes)), max(largest, size),
+                        squares + (hi - lo) ** 2, rank,
                     )
                     state = (hi, used + is_whole)
                     if state not in following or value < following[state]:

@@ -26,11 +26,11 @@ class Room(NamedTuple):
 
 def steady_rows(traffic: Traffic, room: Room) -> float:
     """Requests that decode in a step of an instance whose memory is full."""
-    by_memory = room.kv_tokens / max(1.0, _mean_tokens(traffic))
+    by_memory = room.kv_tokens / max(1.0, mean_tokens(traffic))
     return max(1.0, min(by_memory, room.max_rows))
 
 
-def _mean_tokens(traffic: Traffic) -> float:
+def mean_tokens(traffic: Traffic) -> float:
     """Tokens of a request half-way through its answer."""
     return traffic.prompt_tokens + max(1.0, traffic.output_tokens) / 2
 
@@ -40,5 +40,5 @@ def steady_step(traffic: Traffic, room: Room) -> StepWork:
     stays for ``output_tokens`` steps, the prompts of ``rows / output_tokens`` new ones are computed."""
     rows = steady_rows(traffic, room)
     prompts = rows / max(1.0, traffic.output_tokens) * traffic.prompt_tokens
-    decodes = StepWork.decodes(round(rows), round(rows * _mean_tokens(traffic)))
+    decodes = StepWork.decodes(round(rows), round(rows * mean_tokens(traffic)))
     return decodes.with_prompts(round(prompts), max(1, round(traffic.prompt_tokens)))

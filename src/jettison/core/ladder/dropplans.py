@@ -69,6 +69,7 @@ class DropPlanner:
             strategy=state.params.planner, kv_region_bytes=kv_region_bytes(state),
             link_bytes_per_s=rates.slowest(w for g in groups for w in g.worker_ids),
             max_pull_s=max_pull_s, links=known_links(state), most_members=most_members,
+            stage_terms=self._loads.compute.stage_terms(),
         )
         candidates = [self.candidate(g) for g in groups]
         plan = plan_drop(candidates, required, state.shape, params, asking)
@@ -78,9 +79,11 @@ class DropPlanner:
         return plan
 
     def candidate(self, group: Group) -> MergeCandidate:
-        """A group as the drop planner sees it: its workers, their resident shards, its pressure, its free bytes and its
-        members' memory."""
+        """A group as the drop planner sees it: its workers, their resident shards, its pressure, its free bytes, its
+        members' memory and what it needs at least."""
         state = self._state
+        seated_bytes = len(group.worker_ids) * self._loads.compute.seated_bytes()
+        wanted = group.blocks.num_used + int(state.params.growth_factor * group.queues.queued_blocks())
         return MergeCandidate(
             group.group_id,
             group.worker_ids,
@@ -88,6 +91,7 @@ class DropPlanner:
             pressure(group),
             group.blocks.num_free * self._block_bytes,
             tuple(state.member_budget_bytes(state.workers[w]) for w in group.worker_ids),
+            int(min(max(group.blocks.capacity, wanted) * self._block_bytes, seated_bytes)),
         )
 
     def throughput_cost(self, plan: DropPlan) -> float | None:
