@@ -20,7 +20,6 @@ from jettison.core.ports import Record
 from jettison.core.requests import Phase, RequestState
 from jettison.errors import ConfigError
 from jettison.memory.kvtransfers import MigrationKind
-from jettison.policy.moveprices import PriceParams
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.packing.params import Gather, PackParams
 from jettison.policy.packing.types import Grip
@@ -149,7 +148,7 @@ def test_a_dead_sleeper_is_no_pressure() -> None:
 
 
 def test_a_dear_move_is_refused_and_told() -> None:
-    cluster = spread_out(some_end=True, prices=PriceParams(harm=1e9, link_device_s=1e9))
+    cluster = spread_out(some_end=True)
     counters = cluster.core.state.counters
     cluster.run(until_ms=cluster.now / MS + 20)
     before = counters.packing_migrations  # who is about to run out of memory gives requests away at any price
@@ -357,7 +356,7 @@ def test_a_request_goes_to_who_has_its_system_prompt_and_shares_the_blocks() -> 
 
 
 def test_what_refused_moves_cost_in_instances_is_told() -> None:
-    cluster = spread_out(some_end=True, prices=PriceParams(harm=1e9, link_device_s=1e9))
+    cluster = spread_out(some_end=True)
     cluster.run(until_ms=cluster.now / MS + 120)
     told = [r.fields for r in cluster.records if r.kind == "packed" and r.fields["lost"]]
     assert told and rung_of(cluster).gauges()["packing_lost"] >= 1

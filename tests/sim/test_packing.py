@@ -31,7 +31,7 @@ TO_BE_MET = {"pack", "packed", "migrated", "worker_lost", "drop", "asleep"}
 
 def packed_setup(packer: str, policy: str = "drop", **more: object) -> ClusterSetup:
     setup = make_setup(policy, **more)  # type: ignore[arg-type]
-    packing = PackParams(packer=packer, epoch_s=0.05, head_room=0.1, held_s=0.2, retry_s=0.05, saves_idle=True)
+    packing = PackParams(packer=packer, epoch_s=0.05, head_room=0.1, retry_s=0.05, saves_idle=True)
     return replace(setup, params=replace(setup.params, rungs=with_packing(setup.params.rungs), packing=packing))
 
 

@@ -144,9 +144,9 @@ class Desired:
         if home:  # a set anew: one goes over all places of a set, which were many where many were astray once
             self._seats.astray = astray.difference(home)
 
-    def capacity_of(self, group_id: GroupId) -> int:
-        """Blocks of a packed group that may be filled: all but head-room. Raises StopIteration for other groups."""
-        return next(pool.capacity for pool in self._pools.by_size.values() if group_id in pool.devices)
+    def capacities(self) -> dict[GroupId, int]:
+        """Blocks of each packed group that may be filled: all but head-room."""
+        return {device: pool.capacity for pool in self._pools.by_size.values() for device in pool.devices}
 
     def growth_blocks(self, group_id: GroupId) -> int:
         """Blocks by which one request of the group grows while its reserve looks ahead; 0: rate not known."""
@@ -212,7 +212,7 @@ class Desired:
                         fresh.append((self._take_seat(state, pool, group), state))
                         continue
                     # Before its size changes: the packer must not move for it what cannot be moved now.
-                    self._set_grip(seat, state, moving, now_ns)
+                    self._set_grip(seat, state, moving)
                     kept.append(state)
                 grown.append((pool, group, self._growing(due.get(device, ()), kept, pool, group, gone)))
         # Departures before growth: what they leave is room for it, and fewer requests have to move.
@@ -225,7 +225,7 @@ class Desired:
             self._seats.apply(pool)
             pool.is_saturated = pool.gathers and -(-pool.num_reserved // pool.capacity) >= len(pool.devices)
         for seat, state in fresh:
-            self._set_grip(seat, state, moving, now_ns)
+            self._set_grip(seat, state, moving)
             self._growths.arm([seat], [state], self._cluster.groups[seat.group_id])
         self._stale.clear()
         if now_ns >= self._closes_ns and self._params.gather is Gather.CLOSE:
@@ -337,14 +337,21 @@ class Desired:
             seat.pool.batch += [Depart(request_id), arrival_again(seat, group_id)]
             self._seats.apply(seat.pool)
 
-    def hold(self, request_ids: Iterable[RequestId], until_ns: int) -> None:
-        """Keep requests with seats where they are until then, unless a group overflows: their moves do not pay."""
+    def hold(self, request_ids: Iterable[RequestId]) -> None:
+        """Keep requests with seats where they are until ``release``, unless their group overflows: their moves do not
+        pay."""
         for seat in [self._seats.by_id[request_id] for request_id in request_ids]:
             self._seats.grip(seat, Grip.HELD)
-            seat.held_until_ns = until_ns
+            seat.held_at = seat.group_id
             seat.pool.batch += [Depart(seat.request_id), arrival_again(seat, seat.group_id)]
         for pool in self._pools.by_size.values():
             self._seats.apply(pool)
+
+    def release(self, request_ids: Iterable[RequestId]) -> None:
+        """Have the next pass free requests that were held."""
+        for request_id in request_ids:
+            if (seat := self._seats.get(request_id)) is not None:
+                seat.held_at = None
 
     # --- seats ------------------------------------------------------------------------------------------------
 
@@ -380,11 +387,11 @@ class Desired:
             pool.batch += [Depart(joined.also), arrival_again(seat, device)]
             self._seats.apply(pool)
 
-    def _set_grip(self, seat: Seat, state: RequestState, moving: set[RequestId], now_ns: int) -> None:
+    def _set_grip(self, seat: Seat, state: RequestState, moving: set[RequestId]) -> None:
         """Set whether the packing may move a request: not one that prefills, moves or is stored; hardly a held one."""
         if state.request_id in moving or (state.phase is not Phase.WAITING and not may_go(state)):
             grip, lasts = Grip.PINNED, False
-        elif seat.held_until_ns > now_ns:
+        elif seat.held_at == seat.group_id:
             grip, lasts = Grip.HELD, False
         else:
             lasts = seat.pool.closes

@@ -27,7 +27,7 @@ from jettison.core.advice import Going, WantedMove
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.packing.desired import Desired, Owed
-from jettison.core.ladder.packing.packprices import saves_any, worth_of
+from jettison.core.ladder.packing.refusals import Refusals
 from jettison.core.ladder.packing.relief import Reliefs
 from jettison.core.ladder.packing.told import Told
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
@@ -119,6 +119,7 @@ class PackRung(Rung):
         self._leaving: dict[RequestId, tuple[GroupId, Preemption]] = {}
         """By request that is to be computed again elsewhere as soon as no step has it: the group, and why."""
         self._num_owed = 0
+        self._refusals = Refusals(means.state, means.loads)
         self._told = Told(self.desired)
 
     @property
@@ -207,6 +208,7 @@ class PackRung(Rung):
         is_epoch = is_early or now_ns >= self._epoch_end_ns(1.0)
         if is_epoch:
             self._planned_ns = now_ns
+            self.desired.release(self._refusals.take_due(self.desired.capacities()))
             self.desired.refresh(now_ns)
             self._leaving.clear()
         if is_epoch or (self._has_ended and pressure is None):
@@ -279,30 +281,17 @@ class PackRung(Rung):
             o for o in going
             if self.desired.migrates(o.source.group_id) and self._retry_ns.get(o.state.request_id, 0) <= now_ns
         ]
-        yield from self._migrating(self._ordered(self._worthy(ready, now_ns)))
+        yield from self._migrating(self._ordered(self._worthy(ready)))
 
-    def _worthy(self, owed: Sequence[Owed], now_ns: int) -> list[Owed]:
-        """The moves that are worth it, judged together for each group that they leave, and all moves out of a group
-        that lacks room. The others are held where they are for a while."""
-        by_source: defaultdict[GroupId, list[Owed]] = defaultdict(list)
-        for o in owed:
-            by_source[o.source.group_id].append(o)
-        worthy: list[Owed] = []
-        refused: list[RequestId] = []
-        saves = bool(owed) and saves_any(self._state)
-        for group_id, moves in by_source.items():
-            is_relief = self._lacks_room(moves[0].source)
-            capacity = self.desired.capacity_of(group_id)
-            empties = self.desired.empties(group_id)
-            worth = worth_of(self._state, self._loads, moves, capacity, empties=empties, saves=saves)
-            if worth is None or worth.is_worth or is_relief:
-                worthy += moves
-                continue
-            refused += [o.state.request_id for o in moves]
-            self._told.refused |= {o.state.request_id: (worth.cost_s, worth.saved_s) for o in moves}
+    def _worthy(self, owed: Sequence[Owed]) -> list[Owed]:
+        """The moves that are worth it, and all moves out of a group that lacks room. The others are held where they
+        are."""
+        capacities = self.desired.capacities() if owed else {}
+        worthy, refused = self._refusals.sift(owed, self._lacks_room, self.desired.empties, capacities)
         if refused:
+            self._told.refused |= refused
             self._state.counters.packing_refused += len(refused)
-            self.desired.hold(refused, now_ns + round(self._params.held_s * NANOSECONDS))
+            self.desired.hold(refused)
         return worthy
 
     def _ordered(self, owed: Sequence[Owed]) -> Iterator[Owed]:
