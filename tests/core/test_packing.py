@@ -10,6 +10,7 @@ from fakes import BLOCK_SIZE, MS, FakeCluster
 from sleepers import is_asleep, sleep
 
 from jettison.core.ladder.lists import parse_overload, with_packing
+from jettison.core.ladder.packing import newcomers
 from jettison.core.ladder.packing.desired import Owed
 from jettison.core.ladder.packing.newcomers import fits_compute
 from jettison.core.ladder.packing.pack import PackRung, StopOffer
@@ -408,8 +409,7 @@ def test_a_newcomer_for_whom_a_pool_has_no_place_in_time_goes_to_one_in_use_of_t
     cluster.submit("first", tokens(1, 20), 60, ignore_eos=True)
     cluster.submit("late", tokens(2, 20), 60, 30.0, ignore_eos=True)
     cluster.run(stop=lambda: "first" in cluster.core.state.requests)
-    takes = desired.takes
-    monkeypatch.setattr(desired, "takes", lambda group_id, state: group_id != 2 and takes(group_id, state))
+    monkeypatch.setattr(newcomers, "has_room", lambda cluster, group, state: group.group_id != 2)
     cluster.run(stop=lambda: "late" in cluster.core.state.requests)
     assert cluster.core.state.requests["late"].group_id in (0, 1)
     assert desired.place(cluster.core.state.requests["late"]) in (0, 1)

@@ -16,8 +16,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from jettison.core.ladder.packing.growing import Growths, growth_rates, held_blocks, size_of
-from jettison.core.ladder.packing.newcomers import fits_compute, has_room
+from jettison.core.ladder.packing.newcomers import Late, Newcomers
 from jettison.core.ladder.packing.packable import Packable
+from jettison.core.ladder.packing.places import Places
 from jettison.core.ladder.packing.pools import Pools
 from jettison.core.ladder.packing.seats import Pool, Seat, Seats, arrival, arrival_again
 from jettison.core.ladder.prompts import num_for_arrivals
@@ -58,6 +59,7 @@ class Desired:
         self._seats = Seats()
         self._growths = Growths(self._seats)
         self._packable = Packable(cluster, moves)
+        self._places = Places(cluster, self._packable, Newcomers(cluster, loads))
         self._pools = Pools(cluster, loads, self._packable, self._seats, self._growths)
         self._stale: set[GroupId] = set()
         """Groups in which requests may have ended since the last pass."""
@@ -405,9 +407,9 @@ class Desired:
     # --- arrivals ---------------------------------------------------------------------------------------------
 
     def place(self, state: RequestState, *, only_in_use: bool = False) -> GroupId | None:
-        """The group that the packing chooses for a newcomer, if it would get its first token in time there and memory
-        is free; else another group in use. ``only_in_use``: that one at once. None: no packed group takes it, or
-        packing could empty none."""
+        """The group that the packing chooses for a newcomer by memory, or another where its prompt costs less
+        (``Newcomers``). ``only_in_use``: one in use that gives it its first token in time. None: no packed group takes
+        it, or packing could empty none."""
         self._leave_ended()
         if not self._pools.by_size:
             self._pools.update(self._stirred)
@@ -431,26 +433,33 @@ class Desired:
             if state.request_id in self._seats.apply(pool):
                 pool.prefixes.leave(state.request_id)
                 continue
-            device = pool.packer.device_of(state.request_id)
-            if only_in_use or not self.takes(device, state):
+            wanted = pool.packer.device_of(state.request_id)
+            device = self._places.choose(state, pool, wanted, only_in_use=only_in_use)
+            if device != wanted:
                 pool.batch.append(Depart(state.request_id))
                 self._seats.apply(pool)
-                others = [d for d in self._in_use(pool) if self.takes(d, state)]
-                if not others:
+                if device is None:
                     pool.prefixes.leave(state.request_id)
                     continue
-                device = min(others, key=lambda d: (self._cluster.groups[d].blocks.num_free, d))
-                pool.batch.append(arrive._replace(device=device))
+                # For now: the packing must not take it back before it is there.
+                arrive = arrive._replace(device=device, grip=Grip.PINNED)
+                pool.batch.append(arrive)
                 self._seats.apply(pool)
-            self._seats.take(arrive, pool, device)
+            self._seats.grip(self._seats.take(arrive, pool, device), arrive.grip)
             pool.packer.live_at(state.request_id, device)
             return device
         return None
 
-    def _in_use(self, pool: Pool) -> set[GroupId]:
-        """A pool's groups where some online request should live, or does."""
-        groups = self._cluster.groups
-        return {*pool.packer.active, *(d for d in pool.devices if d in groups and groups[d].queues.serves_online)}
+    def late(self) -> Iterator[tuple[Late, Group]]:
+        """Yield the requests that wait for their first step and would better be served by a group without online
+        requests, with such a group for each. The caller moves each before it asks for the next."""
+        for pool in self._pools.by_size.values():
+            found = self._places.late(pool)
+            yield from ((late, group) for late, group in found if late.state.request_id in self._seats.by_id)
+
+    def stays(self, owed: Owed) -> bool:
+        """Whether a request that waits for its first step stays where it is for now, as its prompt costs less there."""
+        return not self.takes(owed.destination.group_id, owed.state) or self._places.newcomers.stays(*owed)
 
     def _leave_ended(self) -> None:
         """Take the seats of requests that have ended in touched groups away."""
@@ -463,12 +472,7 @@ class Desired:
 
     def takes(self, group_id: GroupId, state: RequestState) -> bool:
         """Whether a group is packed, has room for this newcomer now, and leaves it its objective for a first token."""
-        cluster = self._cluster
-        group = cluster.groups.get(group_id)
-        if group is None or not self._packable.is_packed(group):
-            return False
-        cluster.catch_up(group_id)
-        return has_room(cluster, group, state) and fits_compute(cluster, group, state)
+        return self._places.takes(group_id, state)
 
     def check(self) -> None:
         """Every seat is in its pool's packing, no other request is, and sums agree. Raises AssertionError otherwise."""

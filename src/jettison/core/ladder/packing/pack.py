@@ -12,7 +12,7 @@ Every epoch, and at once where a group is about to run out of memory, the desire
 Under pressure none of these begins: memory is for requests that wait. Where memory keeps the head of a queue out,
 running requests make room for it (``policy.relief``), if the groups in use have room together; else an empty group is
 taken into use, and only by this rung. Newcomers go where the packing wants them, without pressure and while packing
-could empty a group at all.
+could empty a group at all; a long prompt goes to an empty group where it costs less there.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class PackRung(Rung):
         self._relieved_ns: int | None = None
         """When it last looked for requests that make room; None: never."""
         self._planned_ns: int | None = None
+        self._num_reshaped = means.state.changes.reshaped
         self._mine: dict[RequestId, Passage] = {}
         """Migrations that it has begun, and that have neither ended nor failed."""
         self._has_ended = False
@@ -205,7 +206,8 @@ class PackRung(Rung):
             if pressure == KEPT_OUT:
                 yield from self._relieve(now_ns)
         is_early = pressure is None and now_ns >= self._epoch_end_ns(LEAST_EPOCHS) and self._runs_short()
-        is_epoch = is_early or now_ns >= self._epoch_end_ns(1.0)
+        is_opened = pressure is None and self._is_reshaped() and bool(self._state.changes.queued_online)
+        is_epoch = is_early or is_opened or now_ns >= self._epoch_end_ns(1.0)
         if is_epoch:
             self._planned_ns = now_ns
             self.desired.release(self._refusals.take_due(self.desired.capacities()))
@@ -221,6 +223,11 @@ class PackRung(Rung):
         if self._planned_ns is None:
             return 0
         return self._planned_ns + math.ceil(num_epochs * self._params.epoch_s * NANOSECONDS)
+
+    def _is_reshaped(self) -> bool:
+        """Whether a group has come, gone or changed its memory since it was asked last: a late request may go there."""
+        before, self._num_reshaped = self._num_reshaped, self._state.changes.reshaped
+        return before != self._num_reshaped
 
     def pressure(self) -> str | None:
         """Why memory is for other things than packing now, in words; None: nothing is short."""
@@ -256,6 +263,9 @@ class PackRung(Rung):
             self._retry_ns = {r: at_ns for r, at_ns in self._retry_ns.items() if r in known}
             self._num_waited = Counter({r: n for r, n in self._num_waited.items() if r in known})
         if pressure is None:
+            for late, group in self.desired.late():
+                self.desired.send(late.state.request_id, group.group_id)
+                yield self._offer(Owed(late.state, late.group, group), How.QUEUED, "an empty group serves it sooner")
             for offer in self._offers(owed, now_ns):
                 begun[str(offer.how)] += 1
                 begun["as_tokens"] += offer.going is not None and offer.going.max_step_tokens is not None
@@ -268,7 +278,7 @@ class PackRung(Rung):
     def _offers(self, owed: Sequence[Owed], now_ns: int) -> Iterator[PackOffer]:
         """Yield owed moves that can begin now. Where a packer does not migrate, note requests to be computed again."""
         for o in [o for o in owed if o.state.phase is Phase.WAITING]:
-            if self.desired.takes(o.destination.group_id, o.state):
+            if not self.desired.stays(o):
                 yield self._offer(o, How.QUEUED, "it waits, and should live there")
         going = [
             o for o in owed
