@@ -167,12 +167,12 @@ class Book:
         return sum(by_purpose[p] for p in purposes) if purposes else by_purpose.total()
 
     def waiting_at(self, port: PortId) -> dict[Hashable, float]:
-        """Bytes under way through a port by what waits for them: a request's id, or the owner's ``id`` where it is no
+        """Bytes under way through a port by what waits for them: a request's id, or the purpose where it is not a
         request's KV. O(transfers under way) where there are some."""
         found: dict[Hashable, float] = {}
         for pending in self.transfers.values() if port in self._port_bytes else ():
             if port in pending.ports:
-                waiting = id(pending.owner) if pending.request is None else pending.request.request_id
+                waiting = pending.purpose if pending.request is None else pending.request.request_id
                 found[waiting] = found.get(waiting, 0.0) + pending.num_bytes
         return found
 

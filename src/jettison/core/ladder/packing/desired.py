@@ -59,7 +59,7 @@ class Desired:
         self._seats = Seats()
         self._growths = Growths(self._seats)
         self._packable = Packable(cluster, moves)
-        self._places = Places(cluster, self._packable, Newcomers(cluster, loads))
+        self.places = Places(cluster, self._packable, Newcomers(cluster, loads))
         self._pools = Pools(cluster, loads, self._packable, self._seats, self._growths)
         self._stale: set[GroupId] = set()
         """Groups in which requests may have ended since the last pass."""
@@ -434,7 +434,7 @@ class Desired:
                 pool.prefixes.leave(state.request_id)
                 continue
             wanted = pool.packer.device_of(state.request_id)
-            device = self._places.choose(state, pool, wanted, only_in_use=only_in_use)
+            device = self.places.choose(state, pool, wanted, only_in_use=only_in_use)
             if device != wanted:
                 pool.batch.append(Depart(state.request_id))
                 self._seats.apply(pool)
@@ -454,12 +454,8 @@ class Desired:
         """Yield the requests that wait for their first step and would better be served by a group without online
         requests, with such a group for each. The caller moves each before it asks for the next."""
         for pool in self._pools.by_size.values():
-            found = self._places.late(pool)
+            found = self.places.late(pool)
             yield from ((late, group) for late, group in found if late.state.request_id in self._seats.by_id)
-
-    def stays(self, owed: Owed) -> bool:
-        """Whether a request that waits for its first step stays where it is for now, as its prompt costs less there."""
-        return not self.takes(owed.destination.group_id, owed.state) or self._places.newcomers.stays(*owed)
 
     def _leave_ended(self) -> None:
         """Take the seats of requests that have ended in touched groups away."""
@@ -469,10 +465,6 @@ class Desired:
             self._seats.leave(seat.request_id)
         ended.difference_update([r for r in ended if r not in self._seats.by_id])
         self._stale.clear()
-
-    def takes(self, group_id: GroupId, state: RequestState) -> bool:
-        """Whether a group is packed, has room for this newcomer now, and leaves it its objective for a first token."""
-        return self._places.takes(group_id, state)
 
     def check(self) -> None:
         """Every seat is in its pool's packing, no other request is, and sums agree. Raises AssertionError otherwise."""

@@ -29,6 +29,11 @@ class Places:
         cluster.catch_up(group_id)
         return has_room(cluster, group, state) and fits_compute(cluster, group, state)
 
+    def stays(self, state: RequestState, source: Group, destination: Group) -> bool:
+        """Whether a request that waits for its first step stays for now although packing wants it elsewhere: it would
+        not be taken there, or its prompt costs less where it is."""
+        return not self.takes(destination.group_id, state) or self.newcomers.stays(state, source, destination)
+
     def choose(self, state: RequestState, pool: Pool, wanted: GroupId, *, only_in_use: bool) -> GroupId | None:
         """The group of a pool for a newcomer whose place by memory is ``wanted``; ``only_in_use``: the fullest in use
         that takes it at once. None: none has room for it."""
