@@ -75,7 +75,7 @@ class Cluster:
         """Epochs as short as a few steps."""
         if self.packer is None or self.policy == "migrate" or self.mostly_ahead:
             return None
-        return PackParams(packer=self.packer, epoch_s=0.03, held_s=0.1, retry_s=0.01)
+        return PackParams(packer=self.packer, epoch_s=0.03, retry_s=0.01)
 
     @property
     def mostly_ahead(self) -> bool:

@@ -10,6 +10,7 @@ from fakes import BLOCK_SIZE, MS, FakeCluster
 from sleepers import is_asleep, sleep
 
 from jettison.core.ladder.lists import parse_overload, with_packing
+from jettison.core.ladder.packing import newcomers
 from jettison.core.ladder.packing.desired import Owed
 from jettison.core.ladder.packing.newcomers import fits_compute
 from jettison.core.ladder.packing.pack import PackRung, StopOffer
@@ -20,7 +21,6 @@ from jettison.core.ports import Record
 from jettison.core.requests import Phase, RequestState
 from jettison.errors import ConfigError
 from jettison.memory.kvtransfers import MigrationKind
-from jettison.policy.moveprices import PriceParams
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.packing.params import Gather, PackParams
 from jettison.policy.packing.types import Grip
@@ -149,7 +149,7 @@ def test_a_dead_sleeper_is_no_pressure() -> None:
 
 
 def test_a_dear_move_is_refused_and_told() -> None:
-    cluster = spread_out(some_end=True, prices=PriceParams(harm=1e9, link_device_s=1e9))
+    cluster = spread_out(some_end=True)
     counters = cluster.core.state.counters
     cluster.run(until_ms=cluster.now / MS + 20)
     before = counters.packing_migrations  # who is about to run out of memory gives requests away at any price
@@ -357,7 +357,7 @@ def test_a_request_goes_to_who_has_its_system_prompt_and_shares_the_blocks() -> 
 
 
 def test_what_refused_moves_cost_in_instances_is_told() -> None:
-    cluster = spread_out(some_end=True, prices=PriceParams(harm=1e9, link_device_s=1e9))
+    cluster = spread_out(some_end=True)
     cluster.run(until_ms=cluster.now / MS + 120)
     told = [r.fields for r in cluster.records if r.kind == "packed" and r.fields["lost"]]
     assert told and rung_of(cluster).gauges()["packing_lost"] >= 1
@@ -409,8 +409,7 @@ def test_a_newcomer_for_whom_a_pool_has_no_place_in_time_goes_to_one_in_use_of_t
     cluster.submit("first", tokens(1, 20), 60, ignore_eos=True)
     cluster.submit("late", tokens(2, 20), 60, 30.0, ignore_eos=True)
     cluster.run(stop=lambda: "first" in cluster.core.state.requests)
-    takes = desired.takes
-    monkeypatch.setattr(desired, "takes", lambda group_id, state: group_id != 2 and takes(group_id, state))
+    monkeypatch.setattr(newcomers, "has_room", lambda cluster, group, state: group.group_id != 2)
     cluster.run(stop=lambda: "late" in cluster.core.state.requests)
     assert cluster.core.state.requests["late"].group_id in (0, 1)
     assert desired.place(cluster.core.state.requests["late"]) in (0, 1)

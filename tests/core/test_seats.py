@@ -59,7 +59,7 @@ def schedule(seed: int) -> list[tuple[object, int, list[object]]]:
         max_seqs=rng.choice([4, 16]), prefix_caching=rng.random() < 0.5, faults=faults, eager=rng.random() < 0.5,
         migration_kind=rng.choice(["kv", "tokens"]),
         offline=OfflineParams(slo=SloParams(ttft_s=rng.choice([None, 0.01]))),
-        packing=PackParams(packer=rng.choice([*PACKERS, "mell"]), epoch_s=0.03, held_s=0.1, retry_s=0.01),
+        packing=PackParams(packer=rng.choice([*PACKERS, "mell"]), epoch_s=0.03, retry_s=0.01),
     )
     cluster.recording, cluster.check_every_event = [], False
     prefix, room, at_ms = [rng.randrange(1, 60) for _ in range(16)], full_blocks * BLOCK_SIZE, 0.0

@@ -16,10 +16,9 @@ from jettison.policy.moveprices import (
     MovePrice,
     MovePrices,
     PricedMove,
-    PriceParams,
     cost_device_s,
-    is_worth,
     price_move,
+    saved_device_s,
 )
 
 KV, TOKENS = MigrationKind.KV, MigrationKind.TOKENS
@@ -37,21 +36,41 @@ def priced(kind: MigrationKind, move: PricedMove = MOVE, prices: MovePrices = PR
     return found
 
 
-def test_kv_costs_links_and_all_who_decode_at_their_ends() -> None:
-    assert priced(KV) == pytest.approx((1 / 8, (3 + 8) * 1e-2, 1.0))
+def test_kv_costs_all_who_decode_at_its_ends_and_an_idle_link_costs_nothing() -> None:
+    assert priced(KV) == pytest.approx((1 / 8, (3 + 8) * 1e-2, 0.0, 1.0))
 
 
-def test_the_slowest_link_is_what_a_request_waits_for_and_all_are_taken() -> None:
+def test_the_slowest_link_is_what_a_request_waits_for() -> None:
     rates = {OUT: 1e6, OUT._replace(number=2): 1e5, IN: 1e6}
     two = MOVE._replace(port_bytes={**dict.fromkeys(rates, 10**5), IN: 2 * 10**5})
-    assert priced(KV, two, MovePrices(PREDICTOR, rates.get)) == pytest.approx((1 / 8, 0.0, 1.1))
+    assert priced(KV, two, MovePrices(PREDICTOR, rates.get)) == pytest.approx((1 / 8, 0.0, 0.0, 1.0))
+
+
+def test_transfers_that_share_a_port_end_later_by_what_they_share_it_for() -> None:
+    """Two that share a link evenly: the shorter ends later by its own length, the longer by the other's."""
+    both = {"short": 10**5, "long": 10**8}
+    one_way = PRICES._replace(queued_at=lambda port: both if port == OUT else {})
+    assert priced(KV, MOVE, one_way).waits_s == pytest.approx(0.1 + 1.0)
+    both_ends = PRICES._replace(queued_at=lambda port: {"short": 10**5} if port == OUT else both)
+    assert priced(KV, MOVE, both_ends).waits_s == pytest.approx(0.1 + 1.0), "each waits once"
+    assert priced(TOKENS, MOVE, one_way).waits_s == 0.0
+
+
+def test_a_decode_that_is_late_already_counts_by_how_late_it_is() -> None:
+    step_s = PREDICTOR.predict_s(EIGHT.decodes)
+    for kind in (KV, TOKENS):
+        in_time, late = (
+            priced(kind, MOVE._replace(source=End(NOTHING)), PRICES._replace(tpot_s=tpot_s))
+            for tpot_s in (2 * step_s, step_s / 3)
+        )
+        assert late.slowed_s == pytest.approx(3 * in_time.slowed_s) and late.stall_s == in_time.stall_s
 
 
 def test_tokens_cost_those_who_decode_at_the_destination() -> None:
     price = priced(TOKENS)
     step = EIGHT.decodes
     chunk_s = PREDICTOR.predict_s(step.with_prompt(64, 256)) - PREDICTOR.predict_s(step)
-    assert price.link_s == 0.0 and price.stall_s > 0.0
+    assert price.waits_s == 0.0 and price.stall_s > 0.0
     assert price.slowed_s == pytest.approx(8 * (8 * chunk_s + price.stall_s))
     assert priced(TOKENS, MOVE._replace(destination=End(NOTHING))).slowed_s == 0.0
 
@@ -59,15 +78,13 @@ def test_tokens_cost_those_who_decode_at_the_destination() -> None:
 def test_what_is_not_known_has_no_price_and_is_not_refused() -> None:
     assert price_move(MOVE, KV, PRICES._replace(port_bytes_per_s=lambda port: None)) is None
     assert price_move(MOVE, TOKENS, PRICES._replace(predictor=StepTimePredictor(4))) is None
-    assert is_worth([None], 0.0, 1.0, PriceParams())
 
-
-def test_a_move_that_costs_more_than_it_saves_is_refused() -> None:
-    price = MovePrice(1.0, 7.0, 10.0)
-    assert cost_device_s([price], 4, PriceParams()) == pytest.approx(3.0)
-    assert is_worth([price], 3.01, 4, PriceParams()) and not is_worth([price], 2.99, 4, PriceParams())
-    assert not is_worth([price, price], 3.01, 4, PriceParams()), "moves that empty one device count together"
-    assert not is_worth([price], 3.01, 4, PriceParams(harm=2.0))
+def test_costs_are_shared_by_the_requests_of_a_device_and_savings_begin_when_it_is_empty() -> None:
+    price = MovePrice(1.0, 7.0, 4.0, 2.0)
+    assert cost_device_s([price], 4) == pytest.approx(3.0)
+    assert cost_device_s([price, price], 4) == pytest.approx(6.0)
+    assert saved_device_s([price], 10.0, 1.0) == 8.0 and saved_device_s([price, price], 10.0, 0.5) == 3.0
+    assert saved_device_s([price], 1.0, 1.0) == 0.0, "the requests end sooner than they have moved"
 
 
 @given(

@@ -64,7 +64,7 @@ def whole_ladder(seed: int) -> Watched:
     if rng.random() < 0.8:
         setup = sleepy(setup, AwakeParams(rng.randint(1, 2), None, True, 0.2), link_bytes_per_s)
     if rng.random() < 0.4:
-        packing = PackParams(packer="mell", epoch_s=0.1, head_room=0.1, held_s=0.2, retry_s=0.05)
+        packing = PackParams(packer="mell", epoch_s=0.1, head_room=0.1, retry_s=0.05)
         setup = replace(setup, params=replace(setup.params, rungs=with_packing(setup.params.rungs), packing=packing))
     has_batch = rng.random() < 0.5
     if has_batch:

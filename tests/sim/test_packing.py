@@ -16,6 +16,7 @@ from scenarios import Watched, make_setup
 from schedules import END_NS, batches, beside_offline, expect_met, expect_same_again, run_to_its_end
 
 from jettison.core.ladder.lists import with_packing, with_wake
+from jettison.core.ladder.packing.newcomers import Newcomers
 from jettison.core.params import AwakeParams
 from jettison.policy.packing.params import PackParams
 from jettison.sim.faults import draw_faults
@@ -31,7 +32,7 @@ TO_BE_MET = {"pack", "packed", "migrated", "worker_lost", "drop", "asleep"}
 
 def packed_setup(packer: str, policy: str = "drop", **more: object) -> ClusterSetup:
     setup = make_setup(policy, **more)  # type: ignore[arg-type]
-    packing = PackParams(packer=packer, epoch_s=0.05, head_room=0.1, held_s=0.2, retry_s=0.05, saves_idle=True)
+    packing = PackParams(packer=packer, epoch_s=0.05, head_room=0.1, retry_s=0.05, saves_idle=True)
     return replace(setup, params=replace(setup.params, rungs=with_packing(setup.params.rungs), packing=packing))
 
 
@@ -95,3 +96,32 @@ def device_seconds(packer: str) -> float:
 
 def test_packing_takes_fewer_device_seconds_than_spreading() -> None:
     assert device_seconds("mell") < 0.95 * min(map(device_seconds, ("best-fit", "worst-fit")))
+
+
+def long_prompts_beside_decodes() -> Watched:
+    """Two devices hold all of it, and one holds all decodes; long prompts come one after the other."""
+    watched = Watched(packed_setup("mell", "recompute", num_workers=2, num_blocks=1200, eager=False))
+    for i in range(24):
+        watched.submit(f"r{i}", 20, 900, 0.01 * i)
+    for i in range(3):
+        watched.submit(f"long{i}", 3000, 2, 0.4 + i)
+    watched.cluster.run(until_ns=END_NS)
+    watched.expect_all_served()
+    return watched
+
+
+def test_long_prompts_come_sooner_and_slow_others_less_than_where_memory_alone_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weighed = long_prompts_beside_decodes()
+    monkeypatch.setattr(Newcomers, "choose", lambda self, wanted, *rest: wanted)
+    by_memory = long_prompts_beside_decodes()
+
+    def waits_s(watched: Watched) -> float:
+        return sum(watched.times[f"long{i}"][0] - watched.requests[f"long{i}"].arrival_ns for i in range(3)) / 1e9
+
+    def decodes_end_s(watched: Watched) -> float:
+        return sum(watched.times[f"r{i}"][-1] for i in range(24)) / 24e9
+
+    assert waits_s(weighed) < 0.95 * waits_s(by_memory)
+    assert decodes_end_s(weighed) < 0.95 * decodes_end_s(by_memory)

@@ -16,7 +16,7 @@ ignored.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
@@ -165,6 +165,16 @@ class Book:
         if by_purpose is None:
             return 0
         return sum(by_purpose[p] for p in purposes) if purposes else by_purpose.total()
+
+    def waiting_at(self, port: PortId) -> dict[Hashable, float]:
+        """Bytes under way through a port by what waits for them: a request's id, or the purpose where it is not a
+        request's KV. O(transfers under way) where there are some."""
+        found: dict[Hashable, float] = {}
+        for pending in self.transfers.values() if port in self._port_bytes else ():
+            if port in pending.ports:
+                waiting = pending.purpose if pending.request is None else pending.request.request_id
+                found[waiting] = found.get(waiting, 0.0) + pending.num_bytes
+        return found
 
     def bytes_ahead(self, src: WorkerId, dst: WorkerId, *purposes: TransferPurpose) -> int:
         """Bytes that one more transfer over a link goes behind: all bytes on that link or, if more, all bytes through a

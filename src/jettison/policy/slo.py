@@ -154,6 +154,15 @@ def _own_part(num_stages: int) -> Part:
     return LONE_STEP if num_stages == 1 else period_of(num_stages)
 
 
+def prompt_step_tokens(pace: Pace, most_tokens: int, decodes: StepWork = NOTHING, num_stages: int = 1) -> int:
+    """Tokens of prompts in a step of at most ``most_tokens`` beside these decodes, if prompts are not lacking; at least
+    1 where the step keeps to no objective, else 0 where the decodes leave no time."""
+    most = max(1, most_tokens - decodes.num_tokens)
+    if not pace.bounds_online or not decodes.num_tokens:
+        return most
+    return step_budget(pace.predictor, pace.offline.slo.tpot_s, num_stages).largest(most, decodes.with_prompts)
+
+
 def prompt_tokens_per_s(
     pace: Pace, most_tokens: int, decodes: StepWork = NOTHING, num_stages: int = 1
 ) -> float | None:
@@ -164,8 +173,7 @@ def prompt_tokens_per_s(
     unbounded = predictor.prefill_tokens_per_s(most_tokens, decodes, num_stages)
     if unbounded is None or not pace.bounds_online or not decodes.num_tokens:
         return unbounded
-    budget = step_budget(predictor, pace.offline.slo.tpot_s, num_stages)
-    num_tokens = budget.largest(max(1, most_tokens - decodes.num_tokens), decodes.with_prompts)
+    num_tokens = prompt_step_tokens(pace, most_tokens, decodes, num_stages)
     return predictor.prefill_tokens_per_s(decodes.num_tokens + num_tokens, decodes, num_stages) if num_tokens else 0.0
 
 

@@ -90,7 +90,8 @@ class DropRung(Rung):
         group does not drop; nothing where no group is overloaded. Yield the outcome of the last forecast in time."""
         if moment is Moment.TICK:
             yield from self.means.outcomes.on_tick(now_ns)
-        for group_id in self.means.turns.in_turn(self._loads.pressed()):
+        pressed = self._loads.pressed()
+        for group_id in self.means.turns.in_turn(pressed) if pressed else ():
             group = self._state.groups.get(group_id)
             if group is None or not self._is_overloaded(group, now_ns) or self._loads.monitor(group).awaits_tick:
                 continue

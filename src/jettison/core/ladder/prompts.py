@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from jettison.core.load.views import Loads
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
-from jettison.cost.stepwork import StepWork
+from jettison.cost.stepwork import StepWork, step_of
 from jettison.policy.dozing import num_for_prompts
-from jettison.policy.slo import AHEAD_SHARE, Pace, objectives, prompt_tokens_per_s
+from jettison.policy.slo import AHEAD_SHARE, Pace, objectives, prompt_step_tokens, prompt_tokens_per_s
 
 
 def decoding_of(group: Group) -> tuple[int, int]:
@@ -39,6 +39,19 @@ def prompt_rate_of(cluster: ClusterState, group: Group) -> float | None:
     if group.limits.prefill_first:  # its steps keep to no objective
         return cluster.predictor.prefill_tokens_per_s(most, decodes, num_stages)
     return prompt_tokens_per_s(Pace(cluster.params.offline, cluster.predictor), most, decodes, num_stages)
+
+
+def slowed_share(cluster: ClusterState, group: Group, rate: float) -> float:
+    """The share of a step's time that prompts add to a group's decodes while they are computed at this ``rate`` (of
+    ``prompt_rate_of``); 0 where nothing decodes, or no prompt is computed."""
+    most, decodes, num_stages = group.limits.max_num_batched_tokens, decodes_of(group), len(group.stages)
+    without_s = cluster.predictor.predict_s(decodes, step_of(num_stages)) if decodes.num_rows else None
+    if not without_s or not rate:
+        return 0.0
+    pace = Pace(cluster.params.offline, cluster.predictor)
+    first = group.limits.prefill_first
+    tokens = max(1, most - decodes.num_tokens) if first else prompt_step_tokens(pace, most, decodes, num_stages)
+    return max(0.0, 1.0 - without_s * rate / (num_stages * tokens)) if tokens else 0.0
 
 
 def num_for_arrivals(

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from jettison.memory.kvtransfers import MigrationKind
-from jettison.policy.moveprices import PriceParams
 from jettison.policy.packing.reserve import ReserveParams
 from jettison.policy.packing.types import Priorities
 from jettison.policy.slo import AHEAD_SHARE
@@ -52,11 +51,8 @@ class PackParams:
     saves_idle: bool = False
     """An emptied device counts as saved even where it stays awake: it is given back (MELL terminates idle devices)."""
     priorities: Priorities = field(default_factory=Priorities)
-    prices: PriceParams = field(default_factory=PriceParams)
     retry_s: float = 1.0
     """Seconds from a failed move to the next try of that request."""
-    held_s: float = 10.0
-    """How long a request is held if its move costs more than it saves, before the move is priced again."""
 
     @property
     def reserve(self) -> ReserveParams:

@@ -16,8 +16,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from jettison.core.ladder.packing.growing import Growths, growth_rates, held_blocks, size_of
-from jettison.core.ladder.packing.newcomers import fits_compute, has_room
+from jettison.core.ladder.packing.newcomers import Late, Newcomers
 from jettison.core.ladder.packing.packable import Packable
+from jettison.core.ladder.packing.places import Places
 from jettison.core.ladder.packing.pools import Pools
 from jettison.core.ladder.packing.seats import Pool, Seat, Seats, arrival, arrival_again
 from jettison.core.ladder.prompts import num_for_arrivals
@@ -58,6 +59,7 @@ class Desired:
         self._seats = Seats()
         self._growths = Growths(self._seats)
         self._packable = Packable(cluster, moves)
+        self.places = Places(cluster, self._packable, Newcomers(cluster, loads))
         self._pools = Pools(cluster, loads, self._packable, self._seats, self._growths)
         self._stale: set[GroupId] = set()
         """Groups in which requests may have ended since the last pass."""
@@ -144,9 +146,9 @@ class Desired:
         if home:  # a set anew: one goes over all places of a set, which were many where many were astray once
             self._seats.astray = astray.difference(home)
 
-    def capacity_of(self, group_id: GroupId) -> int:
-        """Blocks of a packed group that may be filled: all but head-room. Raises StopIteration for other groups."""
-        return next(pool.capacity for pool in self._pools.by_size.values() if group_id in pool.devices)
+    def capacities(self) -> dict[GroupId, int]:
+        """Blocks of each packed group that may be filled: all but head-room."""
+        return {device: pool.capacity for pool in self._pools.by_size.values() for device in pool.devices}
 
     def growth_blocks(self, group_id: GroupId) -> int:
         """Blocks by which one request of the group grows while its reserve looks ahead; 0: rate not known."""
@@ -212,7 +214,7 @@ class Desired:
                         fresh.append((self._take_seat(state, pool, group), state))
                         continue
                     # Before its size changes: the packer must not move for it what cannot be moved now.
-                    self._set_grip(seat, state, moving, now_ns)
+                    self._set_grip(seat, state, moving)
                     kept.append(state)
                 grown.append((pool, group, self._growing(due.get(device, ()), kept, pool, group, gone)))
         # Departures before growth: what they leave is room for it, and fewer requests have to move.
@@ -225,7 +227,7 @@ class Desired:
             self._seats.apply(pool)
             pool.is_saturated = pool.gathers and -(-pool.num_reserved // pool.capacity) >= len(pool.devices)
         for seat, state in fresh:
-            self._set_grip(seat, state, moving, now_ns)
+            self._set_grip(seat, state, moving)
             self._growths.arm([seat], [state], self._cluster.groups[seat.group_id])
         self._stale.clear()
         if now_ns >= self._closes_ns and self._params.gather is Gather.CLOSE:
@@ -337,14 +339,21 @@ class Desired:
             seat.pool.batch += [Depart(request_id), arrival_again(seat, group_id)]
             self._seats.apply(seat.pool)
 
-    def hold(self, request_ids: Iterable[RequestId], until_ns: int) -> None:
-        """Keep requests with seats where they are until then, unless a group overflows: their moves do not pay."""
+    def hold(self, request_ids: Iterable[RequestId]) -> None:
+        """Keep requests with seats where they are until ``release``, unless their group overflows: their moves do not
+        pay."""
         for seat in [self._seats.by_id[request_id] for request_id in request_ids]:
             self._seats.grip(seat, Grip.HELD)
-            seat.held_until_ns = until_ns
+            seat.held_at = seat.group_id
             seat.pool.batch += [Depart(seat.request_id), arrival_again(seat, seat.group_id)]
         for pool in self._pools.by_size.values():
             self._seats.apply(pool)
+
+    def release(self, request_ids: Iterable[RequestId]) -> None:
+        """Have the next pass free requests that were held."""
+        for request_id in request_ids:
+            if (seat := self._seats.get(request_id)) is not None:
+                seat.held_at = None
 
     # --- seats ------------------------------------------------------------------------------------------------
 
@@ -380,11 +389,11 @@ class Desired:
             pool.batch += [Depart(joined.also), arrival_again(seat, device)]
             self._seats.apply(pool)
 
-    def _set_grip(self, seat: Seat, state: RequestState, moving: set[RequestId], now_ns: int) -> None:
+    def _set_grip(self, seat: Seat, state: RequestState, moving: set[RequestId]) -> None:
         """Set whether the packing may move a request: not one that prefills, moves or is stored; hardly a held one."""
         if state.request_id in moving or (state.phase is not Phase.WAITING and not may_go(state)):
             grip, lasts = Grip.PINNED, False
-        elif seat.held_until_ns > now_ns:
+        elif seat.held_at == seat.group_id:
             grip, lasts = Grip.HELD, False
         else:
             lasts = seat.pool.closes
@@ -398,9 +407,9 @@ class Desired:
     # --- arrivals ---------------------------------------------------------------------------------------------
 
     def place(self, state: RequestState, *, only_in_use: bool = False) -> GroupId | None:
-        """The group that the packing chooses for a newcomer, if it would get its first token in time there and memory
-        is free; else another group in use. ``only_in_use``: that one at once. None: no packed group takes it, or
-        packing could empty none."""
+        """The group that the packing chooses for a newcomer by memory, or another where its prompt costs less
+        (``Newcomers``). ``only_in_use``: one in use that gives it its first token in time. None: no packed group takes
+        it, or packing could empty none."""
         self._leave_ended()
         if not self._pools.by_size:
             self._pools.update(self._stirred)
@@ -424,26 +433,29 @@ class Desired:
             if state.request_id in self._seats.apply(pool):
                 pool.prefixes.leave(state.request_id)
                 continue
-            device = pool.packer.device_of(state.request_id)
-            if only_in_use or not self.takes(device, state):
+            wanted = pool.packer.device_of(state.request_id)
+            device = self.places.choose(state, pool, wanted, only_in_use=only_in_use)
+            if device != wanted:
                 pool.batch.append(Depart(state.request_id))
                 self._seats.apply(pool)
-                others = [d for d in self._in_use(pool) if self.takes(d, state)]
-                if not others:
+                if device is None:
                     pool.prefixes.leave(state.request_id)
                     continue
-                device = min(others, key=lambda d: (self._cluster.groups[d].blocks.num_free, d))
-                pool.batch.append(arrive._replace(device=device))
+                # For now: the packing must not take it back before it is there.
+                arrive = arrive._replace(device=device, grip=Grip.PINNED)
+                pool.batch.append(arrive)
                 self._seats.apply(pool)
-            self._seats.take(arrive, pool, device)
+            self._seats.grip(self._seats.take(arrive, pool, device), arrive.grip)
             pool.packer.live_at(state.request_id, device)
             return device
         return None
 
-    def _in_use(self, pool: Pool) -> set[GroupId]:
-        """A pool's groups where some online request should live, or does."""
-        groups = self._cluster.groups
-        return {*pool.packer.active, *(d for d in pool.devices if d in groups and groups[d].queues.serves_online)}
+    def late(self) -> Iterator[tuple[Late, Group]]:
+        """Yield the requests that wait for their first step and would better be served by a group without online
+        requests, with such a group for each. The caller moves each before it asks for the next."""
+        for pool in self._pools.by_size.values():
+            found = self.places.late(pool)
+            yield from ((late, group) for late, group in found if late.state.request_id in self._seats.by_id)
 
     def _leave_ended(self) -> None:
         """Take the seats of requests that have ended in touched groups away."""
@@ -453,15 +465,6 @@ class Desired:
             self._seats.leave(seat.request_id)
         ended.difference_update([r for r in ended if r not in self._seats.by_id])
         self._stale.clear()
-
-    def takes(self, group_id: GroupId, state: RequestState) -> bool:
-        """Whether a group is packed, has room for this newcomer now, and leaves it its objective for a first token."""
-        cluster = self._cluster
-        group = cluster.groups.get(group_id)
-        if group is None or not self._packable.is_packed(group):
-            return False
-        cluster.catch_up(group_id)
-        return has_room(cluster, group, state) and fits_compute(cluster, group, state)
 
     def check(self) -> None:
         """Every seat is in its pool's packing, no other request is, and sums agree. Raises AssertionError otherwise."""

@@ -1,13 +1,20 @@
-"""Whether a group takes a newcomer now: two tests, of its memory and of the prompts ahead there."""
+"""Which group computes a newcomer's prompt: two tests, of a group's memory and of the prompts ahead there, and what
+each place costs. ``policy.packing.placing`` weighs places; here are its views of groups."""
 
 from __future__ import annotations
 
-from jettison.core.ladder.prompts import prompt_rate_of
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from jettison.core.ladder.prompts import prompt_rate_of, slowed_share
+from jettison.core.load.views import Loads
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.policy.packing.params import breaks_ttft
+from jettison.policy.packing.placing import DevicePrice, Host, Prompt, goes_elsewhere, place_cost
 from jettison.policy.slo import objectives
+from jettison.types import GroupId
 
 
 def has_room(cluster: ClusterState, group: Group, state: RequestState) -> bool:
@@ -27,8 +34,145 @@ def has_room(cluster: ClusterState, group: Group, state: RequestState) -> bool:
 
 def fits_compute(cluster: ClusterState, group: Group, state: RequestState) -> bool:
     """Whether the group's steps have the time for a newcomer: beside the requests that decode there, the prompts ahead
-    and its own leave it its objective for the first token. True where too little is known. A rung that wakes sleepers
-    for long prompts can ask this of every group that is awake."""
+    and its own leave it its objective for the first token. True where too little is known."""
     ahead = group.queues.queued_tokens() + group.queues.unfinished_tokens()
     ttft_s = objectives(cluster.params.offline.slo, cluster.predictor).ttft_s
     return not breaks_ttft(ahead, state.num_tokens, prompt_rate_of(cluster, group), ttft_s)
+
+
+class Late(NamedTuple):
+    """A request that waits for its first step in a group, and would better be served by an empty one."""
+
+    state: RequestState
+    group: Group
+    ahead_s: float
+    """Seconds until its turn comes there."""
+    cost_s: float
+    """Request-seconds that its prompt costs there ..."""
+    elsewhere_s: float
+    """... and in the empty group."""
+
+
+class Newcomers:
+    """Weighs the groups in which a newcomer's prompt may be computed."""
+
+    def __init__(self, cluster: ClusterState, loads: Loads) -> None:
+        self._cluster, self._loads = cluster, loads
+
+    def choose(
+        self, wanted: Group, state: RequestState, others: Callable[[], Iterable[Group]],
+        spares: Callable[[], Iterable[Group]],
+    ) -> Group | None:
+        """The group for a newcomer: ``wanted``, which packing chose by memory, unless another costs less. ``others``:
+        the other groups in use, ``spares``: groups without online requests, all of them packed. Where ``wanted`` has no
+        room, or would break the objective for the first token, those in use that keep it come first, and none costs
+        more for not being the one that packing chose. None: none of them has room."""
+        cluster = self._cluster
+        cluster.catch_up(wanted.group_id)
+        fits = has_room(cluster, wanted, state)
+        is_in_time = fits and fits_compute(cluster, wanted, state)
+        price, here = self._price(wanted), self._host(wanted) if fits else None
+        if is_in_time and (here is None or not self._alone_is_better(here, state, price)):
+            return wanted
+        in_use, empty = self._roomy(others(), state), self._roomy(spares(), state)
+        found = [wanted] * fits + in_use + empty
+        if not is_in_time and (keeping := [g for g in in_use if fits_compute(cluster, g, state)]):
+            found = keeping
+        costs, prompt = dict[GroupId, float](), self._prompt(state)
+        for group in found:
+            host = here if group is wanted else self._host(group)
+            is_extra = is_in_time and group is not wanted
+            cost = 0.0 if host is None else place_cost(host._replace(is_extra=is_extra), prompt, price)
+            costs[group.group_id] = cost
+        return min(found, key=lambda g: (costs[g.group_id], g.blocks.num_free, g.group_id), default=None)
+
+    def stays(self, state: RequestState, group: Group, wanted: Group) -> bool:
+        """Whether a request that waits for its first step in a group stays although packing wants it elsewhere: its
+        prompt costs less where it is, even if packing could do without that group."""
+        here, there = self._host(group), self._host(wanted)
+        if here is None or there is None:
+            return False
+        ahead = group.queues.unfinished_tokens()
+        for waiting in group.queues.waiting:
+            if waiting is state:
+                break
+            ahead += waiting.num_tokens
+        price, prompt = self._price(wanted), self._prompt(state)
+        cost_s = place_cost(here._replace(ahead_tokens=ahead, is_extra=True), prompt, price)
+        return cost_s < place_cost(there, prompt, price)
+
+    def late(self, groups: Iterable[Group], opens_s: float = 0.0) -> Iterator[Late]:
+        """Yield the requests that wait for their first step in these groups, and would better be served by a group that
+        is empty, and serves in ``opens_s`` seconds."""
+        for group in groups:
+            if not group.queues.waiting:
+                continue
+            self._cluster.catch_up(group.group_id)
+            here, price = self._host(group), self._price(group)
+            empty = self._alone(opens_s)
+            if here is None or empty is None:
+                continue
+            ahead = group.queues.unfinished_tokens()
+            waiting = list(group.queues.waiting)
+            for number, state in enumerate(waiting, 1):
+                at = here._replace(ahead_tokens=ahead, num_behind=len(waiting) - number)
+                prompt = self._prompt(state)
+                if goes_elsewhere(at, empty, prompt, price):
+                    costs = (place_cost(host, prompt, price) for host in (at, empty))
+                    yield Late(state, group, at.ahead_s, *costs)
+                if state.group_id == group.group_id:  # the caller has not moved it
+                    ahead += state.num_tokens
+
+    # --- views ------------------------------------------------------------------------------------------------
+
+    def _roomy(self, groups: Iterable[Group], state: RequestState) -> list[Group]:
+        """Those of these groups that have room for a newcomer."""
+        found: list[Group] = []
+        for group in groups:
+            self._cluster.catch_up(group.group_id)
+            if has_room(self._cluster, group, state):
+                found.append(group)
+        return found
+
+    def _alone_is_better(self, here: Host, state: RequestState, price: DevicePrice) -> bool:
+        """Whether an empty group, if there is one, costs a newcomer less."""
+        empty = self._alone(0.0)
+        return empty is not None and goes_elsewhere(here, empty, self._prompt(state), price)
+
+    def _prompt(self, state: RequestState) -> Prompt:
+        """What is to be computed of a request. Its attention is that of full steps, half of it before each."""
+        rate_of, most = self._cluster.predictor.prefill_tokens_per_s, self._cluster.limits.max_num_batched_tokens
+        num = state.num_tokens
+        without, rate = rate_of(most), rate_of(most, num_context=num // 2)
+        return Prompt(num, max(0.0, num / rate - num / without) if rate and without else 0.0)
+
+    def _alone(self, opens_s: float) -> Host | None:
+        """A group without requests, which packing could do without; None while too little is known of steps."""
+        rate = self._cluster.predictor.prefill_tokens_per_s(self._cluster.limits.max_num_batched_tokens)
+        return None if rate is None else Host(tokens_per_s=rate, opens_s=opens_s, is_extra=True)
+
+    def _host(self, group: Group) -> Host | None:
+        """A group as a newcomer finds it; None while too little is known of steps."""
+        rate, queues = prompt_rate_of(self._cluster, group), group.queues
+        if rate is None:
+            return None
+        num_decoding = len(queues.running) - queues.num_running_offline
+        num_decoding -= sum(not s.is_offline for s in queues.prefilling.values())
+        return Host(
+            queues.queued_tokens() + queues.unfinished_tokens(), rate, max(0, num_decoding),
+            slowed_share(self._cluster, group, rate), self._coming_per_s(group),
+        )
+
+    def _coming_per_s(self, group: Group) -> float:
+        """Requests a second that come to a group: as many as it serves, in the time that each stays (Little's law), and
+        no more than come at all; 0 while that is not known."""
+        traffic, stay_s = self._loads.traffic.traffic(), self._loads.traffic.mean_stay_s
+        if traffic is None or not stay_s:
+            return 0.0
+        return min(traffic.requests_per_s, group.queues.num_served_online / stay_s)
+
+    def _price(self, group: Group) -> DevicePrice:
+        """What a group is worth that packing could do without: as many requests as this one has."""
+        packing, queues = self._cluster.params.packing, group.queues
+        num_requests = queues.num_served_online + len(queues.waiting)
+        return DevicePrice(num_requests, 0.0 if packing is None else packing.epoch_s)

@@ -12,7 +12,7 @@ Every epoch, and at once where a group is about to run out of memory, the desire
 Under pressure none of these begins: memory is for requests that wait. Where memory keeps the head of a queue out,
 running requests make room for it (``policy.relief``), if the groups in use have room together; else an empty group is
 taken into use, and only by this rung. Newcomers go where the packing wants them, without pressure and while packing
-could empty a group at all.
+could empty a group at all; a long prompt goes to an empty group where it costs less there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jettison.core.advice import Going, WantedMove
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.packing.desired import Desired, Owed
-from jettison.core.ladder.packing.packprices import saves_any, worth_of
+from jettison.core.ladder.packing.refusals import Refusals
 from jettison.core.ladder.packing.relief import Reliefs
 from jettison.core.ladder.packing.told import Told
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
@@ -106,6 +106,7 @@ class PackRung(Rung):
         self._relieved_ns: int | None = None
         """When it last looked for requests that make room; None: never."""
         self._planned_ns: int | None = None
+        self._num_reshaped = means.state.changes.reshaped
         self._mine: dict[RequestId, Passage] = {}
         """Migrations that it has begun, and that have neither ended nor failed."""
         self._has_ended = False
@@ -119,6 +120,7 @@ class PackRung(Rung):
         self._leaving: dict[RequestId, tuple[GroupId, Preemption]] = {}
         """By request that is to be computed again elsewhere as soon as no step has it: the group, and why."""
         self._num_owed = 0
+        self._refusals = Refusals(means.state, means.loads)
         self._told = Told(self.desired)
 
     @property
@@ -204,9 +206,11 @@ class PackRung(Rung):
             if pressure == KEPT_OUT:
                 yield from self._relieve(now_ns)
         is_early = pressure is None and now_ns >= self._epoch_end_ns(LEAST_EPOCHS) and self._runs_short()
-        is_epoch = is_early or now_ns >= self._epoch_end_ns(1.0)
+        is_opened = pressure is None and self._is_reshaped() and bool(self._state.changes.queued_online)
+        is_epoch = is_early or is_opened or now_ns >= self._epoch_end_ns(1.0)
         if is_epoch:
             self._planned_ns = now_ns
+            self.desired.release(self._refusals.take_due(self.desired.capacities()))
             self.desired.refresh(now_ns)
             self._leaving.clear()
         if is_epoch or (self._has_ended and pressure is None):
@@ -219,6 +223,11 @@ class PackRung(Rung):
         if self._planned_ns is None:
             return 0
         return self._planned_ns + math.ceil(num_epochs * self._params.epoch_s * NANOSECONDS)
+
+    def _is_reshaped(self) -> bool:
+        """Whether a group has come, gone or changed its memory since it was asked last: a late request may go there."""
+        before, self._num_reshaped = self._num_reshaped, self._state.changes.reshaped
+        return before != self._num_reshaped
 
     def pressure(self) -> str | None:
         """Why memory is for other things than packing now, in words; None: nothing is short."""
@@ -254,6 +263,9 @@ class PackRung(Rung):
             self._retry_ns = {r: at_ns for r, at_ns in self._retry_ns.items() if r in known}
             self._num_waited = Counter({r: n for r, n in self._num_waited.items() if r in known})
         if pressure is None:
+            for late, group in self.desired.late():
+                self.desired.send(late.state.request_id, group.group_id)
+                yield self._offer(Owed(late.state, late.group, group), How.QUEUED, "an empty group serves it sooner")
             for offer in self._offers(owed, now_ns):
                 begun[str(offer.how)] += 1
                 begun["as_tokens"] += offer.going is not None and offer.going.max_step_tokens is not None
@@ -266,7 +278,7 @@ class PackRung(Rung):
     def _offers(self, owed: Sequence[Owed], now_ns: int) -> Iterator[PackOffer]:
         """Yield owed moves that can begin now. Where a packer does not migrate, note requests to be computed again."""
         for o in [o for o in owed if o.state.phase is Phase.WAITING]:
-            if self.desired.takes(o.destination.group_id, o.state):
+            if not self.desired.places.stays(*o):
                 yield self._offer(o, How.QUEUED, "it waits, and should live there")
         going = [
             o for o in owed
@@ -279,30 +291,17 @@ class PackRung(Rung):
             o for o in going
             if self.desired.migrates(o.source.group_id) and self._retry_ns.get(o.state.request_id, 0) <= now_ns
         ]
-        yield from self._migrating(self._ordered(self._worthy(ready, now_ns)))
+        yield from self._migrating(self._ordered(self._worthy(ready)))
 
-    def _worthy(self, owed: Sequence[Owed], now_ns: int) -> list[Owed]:
-        """The moves that are worth it, judged together for each group that they leave, and all moves out of a group
-        that lacks room. The others are held where they are for a while."""
-        by_source: defaultdict[GroupId, list[Owed]] = defaultdict(list)
-        for o in owed:
-            by_source[o.source.group_id].append(o)
-        worthy: list[Owed] = []
-        refused: list[RequestId] = []
-        saves = bool(owed) and saves_any(self._state)
-        for group_id, moves in by_source.items():
-            is_relief = self._lacks_room(moves[0].source)
-            capacity = self.desired.capacity_of(group_id)
-            empties = self.desired.empties(group_id)
-            worth = worth_of(self._state, self._loads, moves, capacity, empties=empties, saves=saves)
-            if worth is None or worth.is_worth or is_relief:
-                worthy += moves
-                continue
-            refused += [o.state.request_id for o in moves]
-            self._told.refused |= {o.state.request_id: (worth.cost_s, worth.saved_s) for o in moves}
+    def _worthy(self, owed: Sequence[Owed]) -> list[Owed]:
+        """The moves that are worth it, and all moves out of a group that lacks room. The others are held where they
+        are."""
+        capacities = self.desired.capacities() if owed else {}
+        worthy, refused = self._refusals.sift(owed, self._lacks_room, self.desired.empties, capacities)
         if refused:
+            self._told.refused |= refused
             self._state.counters.packing_refused += len(refused)
-            self.desired.hold(refused, now_ns + round(self._params.held_s * NANOSECONDS))
+            self.desired.hold(refused)
         return worthy
 
     def _ordered(self, owed: Sequence[Owed]) -> Iterator[Owed]:

@@ -71,7 +71,8 @@ class Seat:
     growth_blocks: int = 0
     """As of ``Arrive``."""
     grip: Grip = Grip.FREE
-    held_until_ns: int = 0
+    held_at: GroupId | None = None
+    """Where it is held, as its move away costs more than it saves; None: nowhere."""
     armed: int = 0
     """The number of the heap entry by which it is found when it may have grown; 0: by none."""
 

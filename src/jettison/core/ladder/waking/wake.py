@@ -22,6 +22,7 @@ from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.waking.backlog import PricedWork, woken_fields
 from jettison.core.ladder.waking.dozing import Dozing
 from jettison.core.ladder.waking.duework import LOOK_S, DueWork
+from jettison.core.ladder.waking.lateprompts import LatePrompts
 from jettison.core.ladder.waking.opening import Opening
 from jettison.core.ladder.waking.spreading import Spreading, SpreadOffer
 from jettison.core.ladder.waking.urgent import Urgent, UrgentOffer
@@ -84,7 +85,7 @@ class WakeRung(Rung):
         """By worker that is being woken: the forecast."""
         self._due_work = DueWork(means)
         self._priced = PricedWork(means, self._due_work)
-        self._opening = Opening(means)
+        self._opening, self._late = Opening(means), LatePrompts(means)
         self._dozing = Dozing(
             means, self._due_work, self._priced, self._opening, lambda: min(self.wakes_s(), default=UNKNOWN_WAKE_S)
         )
@@ -147,6 +148,7 @@ class WakeRung(Rung):
         if moment is Moment.TICK:
             yield from self._answer_growth(now_ns)
             yield from self._answer_compute()
+            yield from self._answer_late()
             yield from self._answer_arrivals(now_ns)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
@@ -338,6 +340,14 @@ class WakeRung(Rung):
         offer = self._offer(None, "prompts ahead break the objective for first tokens", wanted_bytes, told)
         if offer is not None:
             yield offer
+
+    def _answer_late(self) -> Iterator[Offer]:
+        """Yield an offer to wake the soonest sleeper for a packed request whose prompt costs less there."""
+        if self._late.is_asked and (candidates := self._may_be_woken()):
+            if (told := self._late.why(self._takes_s(candidates)[0])) is not None:
+                num_bytes = self._state.workers[candidates[0][0]].full_blocks * block_bytes(self._state)
+                if (offer := self._offer(None, "its prompt costs less on a sleeper", num_bytes, told)) is not None:
+                    yield offer
 
     def _answer_arrivals(self, now_ns: int) -> Iterator[Offer]:
         """Yield an offer to wake sleepers where more prompts arrive than the instances that are awake can compute for
