@@ -27,6 +27,10 @@ class CheckpointStore(HostBook):
         """The entries of all requests that run with a checkpoint."""
         return [entry for entry in self.entries.values() if entry.phase is HostedPhase.CHECKPOINT]
 
+    def blocks_on_their_way(self, group: Group) -> int:
+        """Blocks that the group's requests on their way back from host pools still have to be sent."""
+        return sum(entry.num_blocks - entry.num_sent for entry in self.of(group, HostedPhase.IN))
+
     def owed(self, group: Group) -> list[HostedKV]:
         """The entries of a group's freed online requests, which take blocks again before newcomers do; no newcomer
         waits for offline ones."""
