@@ -236,7 +236,7 @@ class HarvestRung(Rung):
         only_online = queues.offline_holders or queues.waiting or group.blocks.admission_cap is not None
         entries = {
             e.state.request_id: e for e in self._store.of(group, HostedPhase.STORED)
-            if not (e.state.is_offline and only_online)
+            if not (e.awaits_pieces or (e.state.is_offline and only_online))
         }
         if not entries or not self._budget_blocks(group):
             return
