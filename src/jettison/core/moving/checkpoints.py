@@ -71,8 +71,19 @@ class Checkpoints:
             return num_sealed
         return min(num_copied, num_sealed)
 
+    def num_lacking_blocks(self, state: RequestState) -> int:
+        """Sealed blocks of a request that it would compute again if it were freed now: they are neither copied nor on
+        their way."""
+        return self._num_sealed(state) - self._num_kept(state)
+
+    def _num_kept(self, state: RequestState) -> int:
+        """Leading sealed blocks of a request that stay in host pools when it is freed: those that are copied, and those
+        on their way, which are held until they are."""
+        entry = self._store.entry(state)
+        return 0 if entry is None else min(self._num_slots(entry), self._num_sealed(state))
+
     def num_written_blocks(self, state: RequestState) -> int:
-        """Leading blocks of a request that would stay in host pools if it were freed now; 0 without a checkpoint."""
+        """Leading blocks of a running request that have been copied; 0 without a checkpoint."""
         entry = self._store.entry(state)
         if entry is None or entry.phase is not HostedPhase.CHECKPOINT:
             return 0
@@ -212,8 +223,7 @@ class Checkpoints:
         entry, counters = self._store.entry(state), self._cluster.counters
         num_blocks = 0
         if entry is not None and entry.phase is HostedPhase.CHECKPOINT:
-            # What is under way counts: its blocks are held until it is written, so this takes no block from anyone.
-            num_blocks = 0 if state.recompute else min(self._num_slots(entry), self._num_sealed(state))
+            num_blocks = 0 if state.recompute else self._num_kept(state)
             if not num_blocks:
                 self._store.forget(entry)
         if entry is None or not num_blocks:
