@@ -1,5 +1,5 @@
-"""A request that is freed while some of its blocks are on their way to the host: it keeps them, and comes back with them
-when they are there, whatever happens meanwhile."""
+"""A request that is freed while some of its blocks are on their way to the host: it keeps them, and comes back with
+them when they are there, whatever happens meanwhile."""
 
 from __future__ import annotations
 
