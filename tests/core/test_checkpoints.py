@@ -330,6 +330,7 @@ def test_a_link_that_cannot_keep_up_means_computing_again() -> None:
     batch(cluster, 5)
     victim = evict(cluster, least_tokens=40).state
     cluster.core.ladder.rung("harvest")._budget_blocks = lambda group: 1  # type: ignore[attr-defined]
+    cluster.core.loads.copies_stall_s = lambda *_, **__: 1.0  # type: ignore[method-assign]
     cluster.run(stop=lambda: victim.phase is not Phase.STORED)
     assert victim.num_computed == 0 and not any(s.from_host for s in cluster.swapped)
     assert cluster.core.state.counters.checkpoints_dropped == 1

@@ -114,9 +114,10 @@ def _beside_arrivals(every_s: float) -> Watched:
 
 
 def beside_a_dear_host_link() -> Watched:
-    """A batch that is freed for a burst, and whose KV the link brings back later than steps compute it again."""
+    """A batch that is freed for a burst. Copies are slow, and slow steps down: that of one request would cost the
+    others more than computing it again."""
     setup = make_setup("recompute", num_workers=1, num_blocks=60)
-    dear = replace(PROFILE, host_copy_bytes_per_s=1e9, beside_bytes_per_s=1e9, beside_byte_s=1e-6)
+    dear = replace(PROFILE, host_copy_bytes_per_s=1e7, beside_bytes_per_s=1e7, beside_byte_s=1e-7)
     setup = replace(setup, profile=dear, params=replace(
         setup.params, profile=dear, rungs=with_offline(setup.params.rungs, PARTS), offline=OfflineParams()))
     watched = Watched(setup)

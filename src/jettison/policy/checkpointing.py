@@ -4,8 +4,10 @@ The paper's two calls: after a step ``checkpoint`` only marks candidates, before
 decides. Copying begins when less than a given share of the blocks is free. The less is free, the more requests are
 copied, the first victims first. The rate is such that all of them are copied before free memory runs out as it is being
 consumed, so that every victim has its copy when its blocks are needed. What the link has no time for is deferred. A
-victim that is deferred for too long is discarded and computed again: latency goes first. A request that is computed
-again sooner than the link could carry its blocks, whatever room steps have, is not copied at all.
+victim that is deferred for too long is discarded and computed again: latency goes first.
+
+A freed request comes back as a copy or is computed again, whichever costs its group fewer request-seconds. One that
+would be computed again, whatever room steps have for copies, is not copied at all.
 """
 
 from __future__ import annotations
@@ -114,14 +116,33 @@ def copy_bound_s(step_s: float, tpot_s: float | None) -> float:
     return bound_s if tpot_s is None else min(bound_s, tpot_s)
 
 
-def is_faster_recomputed(
-    num_blocks: int, budget_blocks: int, step_s: float | None, recompute_s: float | None, link_s: float = 0.0
-) -> bool:
-    """Whether copying ``num_blocks``, ``budget_blocks`` beside each step, takes longer than computing them again.
-    ``link_s``: what the link needs for all of them, whatever steps there are.
+class CopyBack(NamedTuple):
+    """A request's blocks on their way back from the host, and what that does to the other requests of its group."""
 
-    Both take a step at least. Where no step has room for a copy just now, none has room to compute the blocks, either.
+    num_blocks: int
+    """Its own, behind all that is on its way already."""
+    budget_blocks: int
+    """Blocks that are copied with each step."""
+    step_s: float | None
+    """Seconds of such a step; None: not known."""
+    link_s: float = 0.0
+    """Seconds that the link takes for all of the blocks, whatever steps there are."""
+    stall_s: float | None = 0.0
+    """Seconds by which its own blocks make steps longer, all together: steps wait for copies between them, and are
+    slowed a little by copies beside them. None: not known."""
+
+
+def is_cheaper_recomputed(copy: CopyBack, recompute_s: float | None, num_others: int) -> bool:
+    """Whether it costs fewer request-seconds to compute a request's blocks again than to copy them back.
+
+    The request itself is away until the last block is there, whichever way. ``num_others`` requests of its group
+    progress later by what the copies add to steps, or by all the time that steps spend on computing the blocks again:
+    so a copy that takes long for the request, few blocks a step, may still cost the group far less. Both take a step at
+    least. Where no step has room for a copy just now, none has room to compute the blocks, either. False while too
+    little is known.
     """
-    if budget_blocks <= 0 or step_s is None or recompute_s is None:
+    if copy.budget_blocks <= 0 or copy.step_s is None or copy.stall_s is None or recompute_s is None:
         return False
-    return max(ceil(num_blocks / budget_blocks) * step_s, link_s) > max(step_s, recompute_s)
+    copied_s = max(ceil(copy.num_blocks / copy.budget_blocks) * copy.step_s, copy.link_s)
+    copy_request_s = copied_s + num_others * copy.stall_s
+    return copy_request_s > max(copy.step_s, recompute_s) + num_others * recompute_s

@@ -1,7 +1,9 @@
 """Free: offline requests that are checkpointed give their blocks to online requests at once (ConServe 4.4).
 
 A step's own planning evicts requests for what it admits (``policy.filling``). This rung acts on pressure before that:
-for the head of the online queue, and for freed online requests that are to come back. No byte is copied.
+for the head of the online queue, and for freed online requests that are to come back. No byte is copied. Those go first
+whose copies lack the fewest blocks, as a victim computes again what its copy lacks: a request in the midst of its
+prompt, which is often the newest, lacks what its last steps have computed.
 """
 
 from __future__ import annotations
@@ -31,8 +33,7 @@ class FreeOffer(Offer):
 
 @register
 class FreeRung(Rung):
-    """Frees running offline requests that have a checkpoint, the newest first and as few as suffice, for online
-    requests that lack room."""
+    """Frees running offline requests that have a checkpoint, as few as suffice, for online requests that lack room."""
 
     name = "free"
     rank = 30
@@ -88,14 +89,15 @@ class FreeRung(Rung):
         return wanted and wanted + blocks.watermark - blocks.num_allocatable
 
     def _victims(self, group: Group, missing: int) -> tuple[RequestId, ...]:
-        """The newest running offline requests that have a checkpoint and give at least ``missing`` blocks, or all of
-        them; empty where none is missing."""
+        """Running offline requests that have a checkpoint and give at least ``missing`` blocks, or all of them: those
+        whose copies lack the fewest blocks first, of these the newest. Empty where none is missing."""
         victims: list[RequestId] = []
-        for state in group.queues.running_offline() if missing > 0 else ():
+        if missing <= 0:
+            return ()
+        found = [s for s in group.queues.running_offline() if is_preemptible(s) and is_checkpointed(s)]
+        for state in sorted(found, key=self.means.checkpoints.num_lacking_blocks):
             if missing <= 0:
                 break
-            if not is_preemptible(state) or not is_checkpointed(state):
-                continue
             victims.append(state.request_id)
             missing -= min(ledger.num_exclusive_blocks(state.request_id) for ledger in group.blocks.ledgers)
         return tuple(victims)

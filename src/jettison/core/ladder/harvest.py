@@ -8,8 +8,8 @@ group that has offline work:
     the next begins  what to copy is decided; freed requests come back, where online requests leave room
     it is issued     pieces of both beside it, within what the link and the objectives allow
 
-Online requests are copied, too, behind the offline ones. A stored request that would be back later than computed again
-is computed again.
+Online requests are copied, too, behind the offline ones. A stored request whose copy would cost its group more than
+computing it again is computed again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from jettison.policy.checkpointing import (
     USUAL_BLOCKS,
     Checkpointing,
     CheckpointRow,
+    CopyBack,
     copy_bound_s,
-    is_faster_recomputed,
+    is_cheaper_recomputed,
 )
 from jettison.policy.exchange import ExchangeCosts
 from jettison.policy.order import in_service_order
@@ -200,7 +201,7 @@ class HarvestRung(Rung):
         costs = cache(lambda: self.means.loads.exchange_costs(group))  # of this moment, where they are asked for at all
         self._decided[group.group_id] = self._policies[group.group_id].blocks_to_checkpoint(
             group.blocks.num_allocatable, group.blocks.capacity, below_free, lambda: self._budget_blocks(group),
-            cache(lambda num_blocks: self._is_faster_recomputed(group, num_blocks, num_blocks, costs())),
+            cache(lambda num_blocks: self._is_cheaper_recomputed(group, num_blocks, num_blocks, costs())),
         )
 
     def _budget_blocks(self, group: Group) -> int:
@@ -235,7 +236,7 @@ class HarvestRung(Rung):
         only_online = queues.offline_holders or queues.waiting or group.blocks.admission_cap is not None
         entries = {
             e.state.request_id: e for e in self._store.of(group, HostedPhase.STORED)
-            if not (e.state.is_offline and only_online)
+            if not (e.awaits_pieces or (e.state.is_offline and only_online))
         }
         if not entries or not self._budget_blocks(group):
             return
@@ -244,10 +245,17 @@ class HarvestRung(Rung):
             return
         budget = self._budget_blocks(group)
         costs = self.means.loads.exchange_costs(group)
-        again = tuple(r for r in chosen if self._is_faster_recomputed(group, entries[r].num_blocks, budget, costs))
+        num_ahead = self._store.blocks_on_their_way(group)
+        again: list[RequestId] = []
+        for request_id in chosen:
+            num_blocks = entries[request_id].num_blocks
+            if self._is_cheaper_recomputed(group, num_blocks, budget, costs, num_ahead):
+                again.append(request_id)
+            else:
+                num_ahead += num_blocks
         why = "there is room beside what online requests need"
         if again:
-            yield HarvestOffer(groups=(group.group_id,), why=Preemption.SLOW_LINK, compute_again=again)
+            yield HarvestOffer(groups=(group.group_id,), why=Preemption.SLOW_LINK, compute_again=tuple(again))
         if len(again) < len(chosen):
             yield HarvestOffer(
                 groups=(group.group_id,), why=why, come_back=tuple(r for r in chosen if r not in again)
@@ -276,14 +284,20 @@ class HarvestRung(Rung):
             offline, growth_blocks=self._growth(group), num_free_blocks=num_free, num_running=num_running + len(chosen),
         )
 
-    def _is_faster_recomputed(
-        self, group: Group, num_blocks: int, budget_blocks: int, costs: ExchangeCosts
+    def _is_cheaper_recomputed(
+        self, group: Group, num_blocks: int, budget_blocks: int, costs: ExchangeCosts, num_ahead: int = 0
     ) -> bool:
-        """Whether a request with this many blocks is computed again sooner than they are copied, at ``budget_blocks`` a
-        step."""
-        num_tokens = num_blocks * group.limits.block_size
-        link_s = self.means.loads.copied_beside_s(group, num_blocks)
-        return is_faster_recomputed(num_blocks, budget_blocks, costs.step_s, costs.recompute_s(num_tokens), link_s)
+        """Whether it costs the group less to compute a request with this many blocks again than to copy them back,
+        behind ``num_ahead`` blocks, at ``budget_blocks`` a step."""
+        loads, queues = self.means.loads, group.queues
+        num_tokens, num_in_all = num_blocks * group.limits.block_size, num_ahead + num_blocks
+        beside = self._state.params.offline.prefetches
+        copy = CopyBack(
+            num_in_all, budget_blocks, costs.step_s, loads.copied_beside_s(group, num_in_all),
+            loads.copies_stall_s(group, num_blocks, beside_steps=beside),
+        )
+        num_others = len(queues.running) + len(queues.waiting) + len(queues.moving)
+        return is_cheaper_recomputed(copy, costs.recompute_s(num_tokens), num_others)
 
     def _growth(self, group: Group) -> int:
         """Blocks that the group's running requests take in the next ``AHEAD_STEPS`` steps."""

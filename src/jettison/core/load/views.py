@@ -250,6 +250,17 @@ class Loads:
         largest = max(len(stage.layers) for stage in group.stages) * layer_bytes
         return num_blocks * largest / profile.copies_beside_bytes_per_s
 
+    def copies_stall_s(self, group: Group, num_blocks: int, *, beside_steps: bool) -> float | None:
+        """Seconds by which ``num_blocks`` copied to or from the host make the group's steps longer, all together. Steps
+        wait for the copies, or run beside them. None while too little is known."""
+        state, part = self._state, step_of(len(group.stages))
+        work = self._microbatch(group)
+        num_bytes = num_blocks * state.shape.num_layers * state.shape.block_bytes_per_layer(state.limits.block_size)
+        kind = "num_beside_bytes" if beside_steps else "num_copied_bytes"
+        without_s = state.predictor.predict_s(work, part)
+        with_s = state.predictor.predict_s(work._replace(**{kind: num_bytes}), part)
+        return None if without_s is None or with_s is None else with_s - without_s
+
     def has_dwelled(self, group: Group, now_ns: int) -> bool:
         """Whether the group's last move ended long enough ago for the next drop; True where it had none."""
         monitor = self.monitor(group)

@@ -9,7 +9,9 @@ Rule 2. A piece holds what it reads and what it writes under a name of its own, 
         and the blocks and slots of the piece come free when it ends.
 Rule 3. A checkpoint reaches as far as its slots are written in the pools of all stages. Blocks with the same content
         are copied once. Where the copy of a shared block has failed, every checkpoint with that block ends before it.
-Rule 4. A checkpoint is kept when its request changes groups: its pools have all layers. It grows only while it is in
+Rule 4. A freed request keeps the blocks whose pieces are under way, too: it comes back when those have ended, and is
+        computed again where one has failed.
+Rule 5. A checkpoint is kept when its request changes groups: its pools have all layers. It grows only while it is in
         the pools of the group's own workers; when the request has twice as much, it is given up for a new one.
 
 Which requests, how many blocks and when is decided in ``core.ladder.harvest``.
@@ -25,6 +27,7 @@ from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.moving.store import CheckpointStore
 from jettison.core.pending import PendingTransfer, TransferPurpose
 from jettison.core.ports import Action, SendKV, TransferEnded
+from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import changed
 from jettison.core.serving.group import Group
@@ -59,7 +62,7 @@ class Checkpoints:
 
     def num_copied_blocks(self, state: RequestState, group: Group) -> int:
         """Leading sealed blocks of a request that are copied, or on their way; 0 without a checkpoint; all sealed ones,
-        where the checkpoint is kept as it is (rule 4)."""
+        where the checkpoint is kept as it is (rule 5)."""
         entry = self._store.entry(state)
         if entry is None:
             return 0
@@ -68,8 +71,19 @@ class Checkpoints:
             return num_sealed
         return min(num_copied, num_sealed)
 
+    def num_lacking_blocks(self, state: RequestState) -> int:
+        """Sealed blocks of a request that it would compute again if it were freed now: they are neither copied nor on
+        their way."""
+        return self._num_sealed(state) - self._num_kept(state)
+
+    def _num_kept(self, state: RequestState) -> int:
+        """Leading sealed blocks of a request that stay in host pools when it is freed: those that are copied, and those
+        on their way, which are held until they are."""
+        entry = self._store.entry(state)
+        return 0 if entry is None else min(self._num_slots(entry), self._num_sealed(state))
+
     def num_written_blocks(self, state: RequestState) -> int:
-        """Leading blocks of a request that would stay in host pools if it were freed now; 0 without a checkpoint."""
+        """Leading blocks of a running request that have been copied; 0 without a checkpoint."""
         entry = self._store.entry(state)
         if entry is None or entry.phase is not HostedPhase.CHECKPOINT:
             return 0
@@ -207,21 +221,28 @@ class Checkpoints:
         """Keep what host pools have of a request that gives its blocks up now; return how many of its leading tokens
         that is, 0: none."""
         entry, counters = self._store.entry(state), self._cluster.counters
-        num_tokens = 0
+        num_blocks = 0
         if entry is not None and entry.phase is HostedPhase.CHECKPOINT:
-            self.refresh(entry)
-            num_tokens = 0 if state.recompute else entry.pools.num_tokens or 0
-            if not num_tokens:
+            num_blocks = 0 if state.recompute else self._num_kept(state)
+            if not num_blocks:
                 self._store.forget(entry)
-        if entry is None or not num_tokens:
+        if entry is None or not num_blocks:
             counters.offline_discards += state.is_offline and state.num_computed > 0
             return 0
-        entry.phase, entry.num_blocks = HostedPhase.STORED, num_tokens // self._cluster.limits.block_size
+        num_tokens = num_blocks * self._cluster.limits.block_size
+        entry.phase, entry.num_blocks = HostedPhase.STORED, num_blocks
+        self._set_reach(entry, num_blocks)
         for worker_id in entry.pools.worker_ids:
-            self._store.pools[worker_id].truncate(state.request_id, entry.num_blocks)
+            self._store.pools[worker_id].truncate(state.request_id, num_blocks)
+        entry.awaits_pieces = not self._is_written(entry)
         counters.checkpoint_frees += 1
         counters.freed_recomputed_tokens += state.num_computed - num_tokens
         return num_tokens
+
+    def _is_written(self, entry: HostedKV) -> bool:
+        """Whether every slot of an entry is written."""
+        pools = (self._store.pools[w] for w in entry.pools.worker_ids)
+        return all(pool.num_written(entry.state.request_id) >= entry.num_blocks for pool in pools)
 
     def refresh(self, entry: HostedKV) -> None:
         """Note how far an entry's checkpoint reaches by now (rule 3)."""
@@ -263,14 +284,23 @@ class Checkpoints:
         entry = self._store.entry_named(piece.name.partition("\0")[0])
         if entry is not None and entry.phase is HostedPhase.CHECKPOINT:
             self.refresh(entry)
+        for entry in self._store.awaiting():
+            if self._is_written(entry):
+                entry.awaits_pieces = False
+                self._cluster.touch(entry.state)
         return []
 
     def _cut(self, worker_id: WorkerId, lost: set[int]) -> None:
-        """Cut every checkpoint before its first slot among those ``lost``, which were not written."""
-        for entry in [e for e in self._store.checkpoints() if worker_id in e.pools.worker_ids]:
+        """Cut every checkpoint before its first slot among those ``lost``, which were not written; a freed request that
+        waits for one of them is computed again."""
+        concerned = [*self._store.checkpoints(), *self._store.awaiting()]
+        for entry in [e for e in concerned if worker_id in e.pools.worker_ids]:
             slots = self._store.pools[worker_id].slots(entry.state.request_id)
             first = next((i for i, slot in enumerate(slots) if slot in lost), None)
             if first is None:
+                continue
+            if entry.awaits_pieces:
+                self._store.give_up(entry.state, Preemption.COPY_FAILED)
                 continue
             for other in entry.pools.worker_ids:
                 self._store.pools[other].truncate(entry.state.request_id, first)

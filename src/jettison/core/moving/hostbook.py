@@ -111,9 +111,9 @@ class HostBook:
 
     def bring_back(self, state: RequestState) -> None:
         """Begin to bring a stored request back: it takes blocks in its group. The caller has made sure that they are
-        free. Raises AssertionError for one that is not stored."""
+        free. Raises AssertionError for one that is not stored in whole."""
         entry, group = self.entries[state.request_id], self._cluster.groups[state.group_id]
-        assert entry.phase is HostedPhase.STORED, entry
+        assert entry.phase is HostedPhase.STORED and not entry.awaits_pieces, entry
         entry.phase, entry.num_sent = HostedPhase.IN, 0
         entry.parts = plan_kv_transfers(entry.pools.places, group.stages)
         self._travelling[state.request_id] = entry

@@ -46,5 +46,7 @@ class HostedKV:
     failed: bool = False
     lost: Preemption | None = None
     """Why its stored KV cannot be used any more, and it is computed again as soon as its pieces have ended."""
+    awaits_pieces: bool = False
+    """STORED: copies of some of its blocks to host pools are still under way, and it comes back only after them."""
     parts: tuple[KVTransferPlan, ...] = ()
     """IN: the transfers from pools to stages."""

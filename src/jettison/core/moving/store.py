@@ -27,6 +27,14 @@ class CheckpointStore(HostBook):
         """The entries of all requests that run with a checkpoint."""
         return [entry for entry in self.entries.values() if entry.phase is HostedPhase.CHECKPOINT]
 
+    def awaiting(self) -> list[HostedKV]:
+        """The entries of all freed requests whose last blocks are still on their way to host pools."""
+        return [e for e in self.entries.values() if e.awaits_pieces and e.state.ending is None]
+
+    def blocks_on_their_way(self, group: Group) -> int:
+        """Blocks that the group's requests on their way back from host pools still have to be sent."""
+        return sum(entry.num_blocks - entry.num_sent for entry in self.of(group, HostedPhase.IN))
+
     def owed(self, group: Group) -> list[HostedKV]:
         """The entries of a group's freed online requests, which take blocks again before newcomers do; no newcomer
         waits for offline ones."""
