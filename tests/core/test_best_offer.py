@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sleepers import crowd, is_asleep, sleep
 
+from jettison.core.ladder import drop, forecasts
 from jettison.core.ladder.forecasts import Question, Saving
 from jettison.core.ladder.rung import Moment, Offer, Rung, Worth
 from jettison.core.ladder.turns import ASK_EVERY_NS, Turns
+from jettison.core.ladder.waking.wake import WakeRung
 from jettison.core.params import AwakeParams
 from jettison.core.ports import Action
 from jettison.policy.forecast import Forecast
@@ -60,8 +62,10 @@ def test_of_offers_about_a_group_the_best_is_begun(first: list[Offer], second: l
     some = ladder.rung("drop")
     ladder._set_rungs([Offering(some, first, begun), Offering(some, second, begun)])
     ladder.climb(Moment.TICK, 0)
-    at_once = [offer for offer in first + second if offer.worth is None]
-    assert begun[: len(at_once)] == at_once, "what has no worth is begun as it is offered"
+    at_once = list({offer.groups: offer for offer in reversed(first + second) if offer.worth is None}.values())
+    assert sorted(begun[: len(at_once)], key=lambda o: o.groups) == sorted(at_once, key=lambda o: o.groups), (
+        "what has no worth is begun as it is offered, one about a group"
+    )
     relieved = {offer.groups for offer in at_once}
     weighed: dict[tuple[int, ...], list[Worth]] = {}
     for offer in first + second:
@@ -110,6 +114,66 @@ def test_a_drop_and_a_wake_are_compared(
     assert (first and first.kind) == (begins and f"{begins}_decided")
     if begins is None:
         assert {r.kind for r in cluster.records} >= {"drop_declined", "wake_declined"}
+
+
+def with_sleepers(**more: object) -> FakeCluster:
+    """Two of four sleep, and more comes than the others hold."""
+    cluster = FakeCluster(
+        num_workers=4, full_blocks=24, shard_bytes=256, awake=AwakeParams(), auto_restore=False,
+        trigger=Trigger.FORECAST, **more,  # type: ignore[arg-type]
+    )
+    sleep(cluster, 2, 3)
+    cluster.run(stop=lambda: is_asleep(cluster, 2) and is_asleep(cluster, 3))
+    crowd(cluster, 40, at_ms=cluster.now / 1e6)
+    means = cluster.core.ladder.rung("drop").means
+    cluster.run(stop=lambda: bool(cluster.core.loads.pressed()) and Question.of(means, cluster.now) is not None)
+    return cluster
+
+
+def test_a_sleeper_that_was_woken_at_the_same_moment_is_not_woken_again() -> None:
+    cluster = with_sleepers()
+    rung, now_ns = cluster.core.ladder.rung("wake"), cluster.now
+    assert isinstance(rung, WakeRung)
+    two, one = (rung._offer(None, "it is asked", num_bytes) for num_bytes in (2 * 24 * 4 * 64 * 100, 1))
+    assert two is not None and one is not None and set(two.worker_ids) == {2, 3} > set(one.worker_ids)
+    cluster.carry_out(rung.begin(one, now_ns))
+    cluster.carry_out(rung.begin(two, now_ns))
+    assert rung.begin(two, now_ns) == []
+    assert sorted(w for r in cluster.records if r.kind == "wake_decided" for w in r.fields["workers"]) == [2, 3]  # type: ignore[attr-defined]
+
+
+def test_a_plan_whose_groups_have_merged_meanwhile_is_not_begun() -> None:
+    cluster = with_sleepers()
+    rung, pair = cluster.core.ladder.rung("drop"), sorted(cluster.core.groups)[:2]
+    assert isinstance(rung, drop.DropRung)
+    groups = [cluster.core.groups[g] for g in pair]
+    plan = rung._planner.plan(groups, 1, pair[0], 1.0)
+    offer = drop.DropOffer(groups=(pair[0],), why="it is asked", plan=plan)
+    assert len(plan.merges) == 1
+    cluster.carry_out(rung.begin(offer, cluster.now))
+    assert rung.begin(offer, cluster.now) == []
+    assert len(cluster.core.moves.merges) == 1
+
+
+def test_a_wake_saves_less_the_longer_it_takes_and_never_nothing_for_a_long_queue() -> None:
+    cluster = with_sleepers()
+    crowd(cluster, 400, first=100, at_ms=cluster.now / 1e6)
+    cluster.run(stop=lambda: len(cluster.core.state.requests) > 300)
+    question = Question.of(cluster.core.ladder.rung("drop").means, cluster.now)
+    assert question is not None
+    soon, late = (question.waking([2], takes_s).worth.saved_request_s for takes_s in (0.0, 0.5))
+    assert soon > late > 0.0
+
+
+def test_a_second_sleeper_does_not_delay_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = with_sleepers()
+    means = cluster.core.ladder.rung("drop").means
+    crowd(cluster, 400, first=100, at_ms=cluster.now / 1e6)
+    cluster.run(stop=lambda: len(cluster.core.state.requests) > 300)
+    monkeypatch.setattr(forecasts, "_coming", lambda means, now_ns: [forecasts._Coming(0.1, 2)])
+    question = Question.of(means, cluster.now)
+    assert question is not None
+    assert question.waking([3], 3.0).worth.saved_request_s >= -1e-6
 
 
 def test_a_wake_under_way_is_known_to_the_next_forecast() -> None:

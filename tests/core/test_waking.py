@@ -19,6 +19,7 @@ from jettison.core.ports import LoadShard, OfflineStored, Record, SendShard, Sto
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import COEFFICIENTS, CostModel
 from jettison.policy.offline import OfflineParams, SloParams
+from jettison.policy.overload import Trigger
 from jettison.policy.packing.params import PackParams
 from jettison.policy.slo import AHEAD_SHARE
 from jettison.types import ServiceClass
@@ -49,7 +50,7 @@ def asleep_under_pressure(policy: str = "recompute", **changes: object) -> FakeC
 
 
 def test_memory_that_binds_wakes_as_many_as_have_what_is_missing() -> None:
-    cluster = asleep_under_pressure()
+    cluster = asleep_under_pressure(trigger=Trigger.FORECAST)
     cluster.run()
     (first, *_) = of_kind(cluster, "wake_decided")
     assert first.fields["group"] == 0

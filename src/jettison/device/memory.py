@@ -215,8 +215,8 @@ class DeviceMemory:
     ) -> LayoutResult:
         """Copy blocks ``(from, to)`` in every arena that stays, then remap. No kernel may be running.
 
-        A layout begins when all older steps have ended (``core.controlstream``) and copies beside steps are halted
-        (``live.worker.loop``); this call waits for the work of a separate device.
+        A layout begins when no step is being computed (``core.controlstream``, rule 3) and copies beside steps are
+        halted (``live.worker.loop``); this call waits for the work of a separate device.
 
         Block ids in ``copies`` and in ``spec.retained`` are valid before the copies. Raises like ``offer``,
         StalePlanError if the map is not at ``version``, ValueError for copies that do not get out of the way of the

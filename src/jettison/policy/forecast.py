@@ -106,8 +106,9 @@ class Plan(NamedTuple):
     fits_share: float = 1.0
     is_capped: bool = False
     """No request is admitted into memory that ``then`` has not got."""
-    is_sure: bool = False
-    """``then`` comes at its ``starts_s`` whatever requests hold, as it takes nothing away."""
+    joined: Sequence[Arrangement] = ()
+    """Arrangements that come one after the other, each at its ``starts_s``, whatever requests hold: they take nothing
+    away. Not beside ``then``."""
 
 
 class Forecast(NamedTuple):
@@ -156,6 +157,7 @@ class _Play:
         self.by_second: list[float] = []
         self.horizon_s = horizon_s
         self.number = 0
+        self.num_joined = 0
         for seen in load.running:
             self.held += seen.num_tokens
             if seen.left_prompt > 1:
@@ -188,12 +190,14 @@ class _Play:
             self.without_first += self.t - at_s
 
     def _change(self) -> None:
-        """The second arrangement comes, where it may."""
+        """Those arrangements come that are due, and the second one where it may."""
+        while self.num_joined < len(self.plan.joined) and self.plan.joined[self.num_joined].starts_s <= self.t:
+            self.now = self.plan.joined[self.num_joined]
+            self.num_joined += 1
         then = self.plan.then
         if then is None or self.returns_s is not None or self.t < then.starts_s:
             return
-        fits = self.held <= self.plan.fits_share * then.capacity_tokens
-        if self.plan.is_sure or (fits and (self.plan.is_capped or not self.waiting)):
+        if self.held <= self.plan.fits_share * then.capacity_tokens and (self.plan.is_capped or not self.waiting):
             self.now, self.returns_s = then, self.t
 
     def _admit(self) -> None:
@@ -337,7 +341,8 @@ def _shrunk(plan: Plan, grain: int) -> Plan:
             turn_s=lambda rows, kv, prompt: turn_s(grain * rows, grain * kv, grain * prompt),
         )
 
-    return plan._replace(first=part(plan.first), then=None if plan.then is None else part(plan.then))
+    then = None if plan.then is None else part(plan.then)
+    return plan._replace(first=part(plan.first), then=then, joined=[part(each) for each in plan.joined])
 
 
 class Timed(NamedTuple):

@@ -51,9 +51,9 @@ class MergeCandidate(NamedTuple):
     budgets: tuple[int, ...] | None = None
     """Bytes that each member has for parameters and KV: ranges are chosen by what they leave for KV. None = not known,
     and ranges are balanced by parameter bytes."""
-    needed_bytes: int = 0
-    """KV bytes that its requests hold and its queue waits for, as far as there are seats for them, and no less than it
-    has; 0: as many as there are."""
+    useful_bytes: int = 0
+    """KV bytes that as many requests hold as its members have seats for: more are of no use; 0: as many as there are.
+    What requests need now is no bound, as a drop begins while a burst still grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +336,7 @@ class _Pool:
         plan = plan_stages(
             _members(candidates), self._shape, may_pull=may_pull,
             distance=None if links is None else links.distance, work=self._work,
-            aims=None if terms is None else Aims(sum(c.needed_bytes for c in candidates), terms),
+            aims=None if terms is None else Aims(sum(c.useful_bytes for c in candidates), terms),
         )
         if plan is None or not plan.pulls:
             return plan

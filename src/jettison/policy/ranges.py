@@ -46,17 +46,17 @@ class StageTerms(NamedTuple):
 
 
 class Aims(NamedTuple):
-    """What a merged group is to do: to serve as much a second as it can with the KV that it needs."""
+    """What a merged group is to do: to serve as much a second as it can with the KV that requests can use."""
 
-    needed_bytes: int
-    """KV bytes, of all layers, that its requests hold and its queue waits for: more are worth nothing."""
+    useful_bytes: int
+    """KV bytes, of all layers, that requests can use at most; 0: any number."""
     terms: Callable[[float], StageTerms]
     """Of a stage's time, for a microbatch of requests that hold so many KV bytes."""
 
     def rate(self, stages: Sequence[StagePlan], kv_bytes: float, num_layers: int) -> float:
         """KV bytes that are in use over the time of the slowest stage: as requests hold alike, what is served a
         second."""
-        used = min(kv_bytes, self.needed_bytes) if self.needed_bytes else kv_bytes
+        used = min(kv_bytes, self.useful_bytes) if self.useful_bytes else kv_bytes
         terms = self.terms(used / len(stages))  # as many microbatches as stages
         slowest_s = max(terms.of(*stage.layers, num_layers) for stage in stages)
         return used / slowest_s if slowest_s > 0.0 else 0.0
@@ -136,7 +136,7 @@ def _serving_most(
 
     def kv_bytes(stages: Sequence[StagePlan]) -> float:
         tightest = max(_tightness(len(s.layers), stage_bytes(s.layers, shape), budgets[s.worker_id]) for s in stages)
-        return num_layers / tightest if tightest else float(aims.needed_bytes or 1)
+        return num_layers / tightest if tightest else float(aims.useful_bytes or 1)
 
     terms = aims.terms(kv_bytes(stages) / len(stages))
     best, best_rate = stages, aims.rate(stages, kv_bytes(stages), num_layers)

@@ -97,8 +97,8 @@ class Ladder:
 
     def climb(self, moment: Moment, now_ns: int) -> list[Action]:
         """Ask every rung that looks at this moment, and begin each offer without a worth at once. Of the others begin
-        the best: what brings most comes first, and nothing is begun about a group that was relieved meanwhile. On a
-        tick, then let rungs leave. Returns the actions and records of all of them."""
+        the best: what brings most comes first. No rung relieves a group that was relieved at this moment. On a tick,
+        then let rungs leave. Returns the actions and records of all of them."""
         actions: list[Action] = []
         weighed: list[tuple[Rung, Offer]] = []
         relieved: set[GroupId] = set()
@@ -108,7 +108,7 @@ class Ladder:
                     actions.append(offer)
                 elif offer.worth is not None:
                     weighed.append((rung, offer))
-                else:
+                elif not rung.relieves or relieved.isdisjoint(offer.groups):
                     relieved.update(offer.groups if rung.relieves else ())
                     actions += rung.begin(offer, now_ns)
         for rung, offer in sorted(weighed, key=_brings, reverse=True):

@@ -102,6 +102,8 @@ class DropRung(Rung):
         the plan's workers, begin its merges, and tell rungs of bytes that it lacks. Returns the actions and records."""
         assert isinstance(offer, DropOffer), offer
         asking = offer.groups[0]
+        if offer.plan is not None and self._is_stale(offer.plan):
+            return []
         actions: list[Action] = []
         if offer.saving is not None:
             actions += self.means.outcomes.begin(offer.saving.taking, now_ns)
@@ -116,6 +118,14 @@ class DropRung(Rung):
         if offer.missing_bytes > 0:
             actions += self.means.tell_unmet(asking, offer.missing_bytes, offer.why, now_ns)
         return actions
+
+    def _is_stale(self, plan: DropPlan) -> bool:
+        """Whether something that was begun since the plan was made has taken one of its groups or members."""
+        moving = self._moves.moving_workers()
+        return any(
+            g not in self._state.groups or not moving.isdisjoint(self._state.groups[g].worker_ids)
+            for merge in plan.merges for g in merge.sources
+        )
 
     # --- overload ---------------------------------------------------------------------------------------------
 

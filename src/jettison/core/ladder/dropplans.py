@@ -80,10 +80,9 @@ class DropPlanner:
 
     def candidate(self, group: Group) -> MergeCandidate:
         """A group as the drop planner sees it: its workers, their resident shards, its pressure, its free bytes, its
-        members' memory and what it needs at least."""
+        members' memory and what requests could use of it."""
         state = self._state
         seated_bytes = len(group.worker_ids) * self._loads.compute.seated_bytes()
-        wanted = group.blocks.num_used + int(state.params.growth_factor * group.queues.queued_blocks())
         return MergeCandidate(
             group.group_id,
             group.worker_ids,
@@ -91,7 +90,7 @@ class DropPlanner:
             pressure(group),
             group.blocks.num_free * self._block_bytes,
             tuple(state.member_budget_bytes(state.workers[w]) for w in group.worker_ids),
-            int(min(max(group.blocks.capacity, wanted) * self._block_bytes, seated_bytes)),
+            int(seated_bytes) if seated_bytes < math.inf else 0,
         )
 
     def throughput_cost(self, plan: DropPlan) -> float | None:

@@ -74,13 +74,12 @@ class Question:
 
     def __init__(
         self, means: Means, load: Load, lengths: Mapping[GroupId, int], tokens: float, stay: Arrangement,
-        coming: _Coming | None,
+        coming: Sequence[_Coming],
     ) -> None:
         """``lengths``: stages of each group that may merge; ``tokens``: their KV together."""
         self._means, self._load, self._lengths, self._tokens, self._stay = means, load, lengths, tokens, stay
         self._coming = coming
-        self._staying = self._and_woken(stay, list(lengths.values()), tokens, coming)
-        self.staying = forecast(load, self._staying, HORIZON_S)
+        self.staying = self._play(stay, list(lengths.values()), tokens, coming)
         ample = forecast(load, Plan(stay._replace(capacity_tokens=math.inf)), HORIZON_S)
         self._possible = max(0.0, self.staying.cost_request_s - ample.cost_request_s)
 
@@ -107,12 +106,11 @@ class Question:
         tokens = self._tokens + outlook.copies_tokens(sum(len(each) - 1 for each in sources))
         taken = outlook.arrangement(lengths, tokens)
         assert taken is not None, "step times are known: they were when the question was asked"
-        if self._coming is None:
-            back = self._stay._replace(starts_s=self._means.state.params.restore.min_settled_s)
-            plan = Plan(taken, back, PAIRED_SHARE)
+        if self._coming:
+            taking = self._play(taken, lengths, tokens, self._coming)
         else:
-            plan = self._and_woken(taken, lengths, tokens, self._coming)
-        taking = forecast(self._load, plan, HORIZON_S)
+            back = self._stay._replace(starts_s=self._means.state.params.restore.min_settled_s)
+            taking = forecast(self._load, Plan(taken, back, PAIRED_SHARE), HORIZON_S)
         stalls = sum(_stalls_request_s(self._means, each) for each in sources)
         saved = self.staying.cost_request_s - taking.cost_request_s - stalls
         return Saving(Worth(saved), self._possible, self.staying, taking)
@@ -120,45 +118,51 @@ class Question:
     def waking(self, worker_ids: Collection[WorkerId], takes_s: float) -> Saving:
         """What waking these sleepers would save, if they serve after ``takes_s``. Their devices count for as long as
         the queue would wait without them."""
-        coming = _Coming(tuple(worker_ids), takes_s)
-        if self._coming is not None:
-            coming = _Coming(self._coming.worker_ids + coming.worker_ids, max(takes_s, self._coming.in_s))
-        plan = self._and_woken(self._stay, list(self._lengths.values()), self._tokens, coming)
-        taking = forecast(self._load, plan, HORIZON_S)
-        saved = self.staying.cost_request_s - taking.cost_request_s
-        needed_device_s = len(worker_ids) * self.staying.longest_wait_s
-        return Saving(Worth(saved, needed_device_s), self._possible, self.staying, taking)
+        lengths = list(self._lengths.values())
+        horizon_s = max(HORIZON_S, takes_s + HORIZON_S / 2.0)  # a wake that takes long is seen to serve
+        staying = self.staying
+        if horizon_s > HORIZON_S:
+            staying = self._play(self._stay, lengths, self._tokens, self._coming, horizon_s)
+        coming = sorted([*self._coming, *(_Coming(takes_s, w) for w in worker_ids)])
+        taking = self._play(self._stay, lengths, self._tokens, coming, horizon_s)
+        worth = Worth(staying.cost_request_s - taking.cost_request_s, len(worker_ids) * staying.longest_wait_s)
+        return Saving(worth, self._possible, staying, taking)
 
-    def _and_woken(
-        self, first: Arrangement, lengths: Sequence[int], tokens: float, coming: _Coming | None
-    ) -> Plan:
-        """An arrangement of groups of these lengths, joined by the workers that are being woken."""
-        if coming is None:
-            return Plan(first)
-        outlook, woken = self._means.loads.outlook, coming.worker_ids
-        joined = outlook.arrangement(
-            [*lengths, *([1] * len(woken))], tokens + outlook.apart_tokens(woken), coming.in_s
-        )
-        return Plan(first, joined, is_sure=True)
+    def _play(
+        self, first: Arrangement, lengths: Sequence[int], tokens: float, coming: Sequence[_Coming],
+        horizon_s: float = HORIZON_S,
+    ) -> Forecast:
+        """An arrangement of groups of these lengths, joined by one worker after the other."""
+        outlook = self._means.loads.outlook
+        joined: list[Arrangement] = []
+        for number, each in enumerate(coming, 1):
+            woken = [c.worker_id for c in coming[:number]]
+            with_them = outlook.arrangement(
+                [*lengths, *([1] * number)], tokens + outlook.apart_tokens(woken), each.in_s
+            )
+            assert with_them is not None, "step times are known: they were when the question was asked"
+            joined.append(with_them)
+        return forecast(self._load, Plan(first, joined=joined), horizon_s)
 
 
 class _Coming(NamedTuple):
-    """Sleepers that are being woken."""
+    """A sleeper that is being woken."""
 
-    worker_ids: tuple[WorkerId, ...]
     in_s: float
-    """Seconds until the last of them serves."""
+    """Seconds until it serves."""
+    worker_id: WorkerId
 
 
-def _coming(means: Means, now_ns: int) -> _Coming | None:
-    """The sleepers that are being woken; those without a prediction, and those that are late by as much as a forecast
-    looks ahead, do not count. None: no worker is."""
-    left_s = {
-        w: (expected_ns - now_ns) / NANOSECONDS for w in means.sleepers.waking
-        if (expected_ns := means.sleepers.expected_ns(w)) is not None
-    }
-    worker_ids = tuple(sorted(w for w, seconds in left_s.items() if seconds > -HORIZON_S))
-    return _Coming(worker_ids, max(0.0, *(left_s[w] for w in worker_ids))) if worker_ids else None
+def _coming(means: Means, now_ns: int) -> list[_Coming]:
+    """The sleepers that are being woken, the soonest first. One that is late is expected in as long as it is late by.
+    Those without a prediction do not count, and those that are late by as much as a forecast looks ahead."""
+    found: list[_Coming] = []
+    for worker_id in means.sleepers.waking:
+        if (expected_ns := means.sleepers.expected_ns(worker_id)) is not None:
+            in_s = abs(expected_ns - now_ns) / NANOSECONDS
+            if expected_ns >= now_ns or in_s < HORIZON_S:
+                found.append(_Coming(in_s, worker_id))
+    return sorted(found)
 
 
 def _stalls_request_s(means: Means, group_ids: Collection[GroupId]) -> float:

@@ -123,9 +123,10 @@ class TrafficMonitor:
 
 
     def rates(self) -> tuple[float, float, float, float]:
-        """Requests a second in the last second; usually, as the mean of the middle half of the last seconds, so that a
-        burst among them does not count; for how many seconds they have come as lately; and mean prompt tokens, less the
-        share that the prefix cache spares. Zeros where none has come."""
+        """Requests a second lately, as the mean of the last seconds that are like the last one; usually, as the mean of
+        the middle half of the last seconds, so that a burst among them does not count; for how many seconds they have
+        come as lately; and mean prompt tokens, less the share that the prefix cache spares. Zeros where none has
+        come."""
         whole = self._totals.changes(TRAFFIC_WINDOW_NS)
         if whole is None or not whole[0][0]:
             return 0.0, 0.0, 0.0, 0.0
@@ -140,9 +141,10 @@ class TrafficMonitor:
             before, before_ns = num_arrived, duration_ns
         middle = sorted(seconds)[len(seconds) // 4 : len(seconds) - len(seconds) // 4]
         prompt = whole[0][1] / whole[0][0] * (1.0 - self.prefix_hit_share)
-        lately, usually = seconds[0], sum(middle) / len(middle)
-        lasted = next((i for i, rate in enumerate(seconds) if abs(rate - lately) > abs(rate - usually)), len(seconds))
-        return lately, usually, float(max(1, lasted)), prompt
+        last, usually = seconds[0], sum(middle) / len(middle)
+        like_it = next((i for i, rate in enumerate(seconds) if abs(rate - last) > abs(rate - usually)), len(seconds))
+        lasted = max(1, like_it)
+        return sum(seconds[:lasted]) / lasted, usually, float(lasted), prompt
 
 
 class BlockRates(NamedTuple):

@@ -116,8 +116,8 @@ class Newcomers:
             waiting = list(group.queues.waiting)
             for number, state in enumerate(waiting, 1):
                 at = here._replace(ahead_tokens=ahead, num_behind=len(waiting) - number)
-                prompt = self._prompt(state)
-                if goes_elsewhere(at, empty, prompt, price):
+                is_sooner = not opens_s or opens_s < at.ahead_s
+                if is_sooner and goes_elsewhere(at, empty, prompt := self._prompt(state), price):
                     costs = (place_cost(host, prompt, price) for host in (at, empty))
                     yield Late(state, group, at.ahead_s, *costs)
                 if state.group_id == group.group_id:  # the caller has not moved it

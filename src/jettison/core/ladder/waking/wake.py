@@ -34,6 +34,7 @@ from jettison.policy.batchworth import num_to_wake as num_worth_waking
 from jettison.policy.deadlines import WAKE_MARGIN, needed_now, plan_wakes
 from jettison.policy.dozing import WAKE_SHARE
 from jettison.policy.lending import NO_LENDING, lend
+from jettison.policy.overload import Trigger
 from jettison.policy.slo import AHEAD_SHARE, objectives
 from jettison.policy.waketimes import WakeForecast, WakeSource, may_wake, num_to_wake
 from jettison.types import NANOSECONDS, GroupId, WorkerId
@@ -148,7 +149,7 @@ class WakeRung(Rung):
         if moment is Moment.TICK:
             yield from self._answer_growth(now_ns)
             yield from self._answer_compute()
-            yield from self._answer_late()
+            yield from self._answer_late(now_ns)
             yield from self._answer_arrivals(now_ns)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
@@ -159,8 +160,12 @@ class WakeRung(Rung):
         if isinstance(offer, UrgentOffer):
             return self._urgent.begin(offer, now_ns)
         assert isinstance(offer, WakeOffer), offer
+        # Another offer of this moment may have woken some.
+        worker_ids = [w for w in offer.worker_ids if w in self._sleepers.can_wake]
+        if not worker_ids:
+            return []
         seconds = self._times.taken.seconds(offer.wake)
-        fields: dict[str, object] = {"reason": offer.why, "workers": list(offer.worker_ids)}
+        fields: dict[str, object] = {"reason": offer.why, "workers": worker_ids}
         if offer.groups:
             fields["group"] = offer.groups[0]
         rate = offer.wake.bytes_per_s
@@ -171,11 +176,11 @@ class WakeRung(Rung):
         if "wake_s" not in fields and seconds is not None:
             fields["wake_s"] = seconds
         if offer.is_for_offline:
-            self._spreading.note_woken(offer.worker_ids)
+            self._spreading.note_woken(worker_ids)
         actions: list[Action] = [Record("wake_decided", now_ns, fields)]
         if offer.saving is not None:
             actions += self.means.outcomes.begin(offer.saving.taking, now_ns)
-        for number, worker_id in enumerate(offer.worker_ids):
+        for number, worker_id in enumerate(worker_ids):
             self._dozing.note_woken(worker_id, now_ns, is_news=not number or not offer.is_for_offline)
             actions += self._sleepers.wake(worker_id, now_ns, self._expect(worker_id, offer.wake))
         return actions
@@ -286,11 +291,15 @@ class WakeRung(Rung):
     def _answer(self, group: Group, required: int, now_ns: int) -> Iterator[Offer | Record]:
         """Yield an offer to wake sleepers for one group that lacks memory, with what it is worth; where that is
         nothing, the record that none is woken, if that is news. Nothing without a sleeper, and while it is another
-        group's turn to be asked about. Where nothing is known of steps, sleepers are woken."""
-        offer = self._offer(group, "memory keeps the queue out", required)
-        if offer is None or not self.means.turns.may_ask(group.group_id, now_ns, self._state.groups):
+        group's turn to be asked about. Where nothing is known of steps, and where settings have no offer weighed,
+        sleepers are woken."""
+        weighs = self._state.params.overload.trigger is Trigger.FORECAST
+        if weighs and not self.means.turns.may_ask(group.group_id, now_ns, self._state.groups):
             return
-        question = Question.of(self.means, now_ns)
+        offer = self._offer(group, "memory keeps the queue out", required)
+        if offer is None:
+            return
+        question = Question.of(self.means, now_ns) if weighs else None
         if question is None:
             yield offer
             return
@@ -341,8 +350,11 @@ class WakeRung(Rung):
         if offer is not None:
             yield offer
 
-    def _answer_late(self) -> Iterator[Offer]:
-        """Yield an offer to wake the soonest sleeper for a packed request whose prompt costs less there."""
+    def _answer_late(self, now_ns: int) -> Iterator[Offer]:
+        """Yield an offer to wake the soonest sleeper for a packed request whose prompt costs less there; asked once a
+        second, with what arrives."""
+        if now_ns < self._arrivals_due_ns:
+            return
         if self._late.is_asked and (candidates := self._may_be_woken()):
             if (told := self._late.why(self._takes_s(candidates)[0])) is not None:
                 num_bytes = self._state.workers[candidates[0][0]].full_blocks * block_bytes(self._state)
