@@ -145,7 +145,7 @@ def test_instances_that_merge_over_a_slow_link(exchange: str, why: Standstill) -
     slow = replace(PROFILE, link_bytes_per_s=3e4)
     params = replace(setup.params, profile=slow, rungs=with_offline(setup.params.rungs, PARTS))
     watched = Watched(setup_from_profile(setup.shape, setup.limits, params, 2, setup.memory, slow))
-    batch(watched, 4, output=120)
+    batch(watched, 8, output=120)
     watched.cluster.loop.at(100_000_000, watched.cluster.request_drop)
     told = stands(watched)
     assert why in [t["reason"] for t in told]

@@ -19,6 +19,7 @@ from schedules import END_NS, batches, beside_offline, expect_met, run_to_its_en
 
 from jettison.core.ladder.lists import with_wake
 from jettison.core.params import AwakeParams
+from jettison.policy.overload import Trigger
 from jettison.report.decisions import Decision, decisions_of
 from jettison.report.explain import print_decisions
 from jettison.report.results import RunResult
@@ -51,7 +52,8 @@ def burst_after_quiet(link_bytes_per_s: float, disk_bytes_per_s: float | None = 
     """Three devices, of which one falls asleep in the quiet before the burst."""
     awake = AwakeParams(min_awake=2, falls_asleep=True, after_s=1.0)
     setup = make_setup(num_workers=3, num_blocks=40)
-    watched = Watched(sleepy(setup, awake, link_bytes_per_s, disk_bytes_per_s))
+    weighed = replace(setup.params, overload=replace(setup.params.overload, trigger=Trigger.FORECAST))
+    watched = Watched(sleepy(replace(setup, params=weighed), awake, link_bytes_per_s, disk_bytes_per_s))
     for i in range(6):
         watched.submit(f"early{i}", 30, 120, 0.1 * i)
     for i in range(60):
@@ -77,33 +79,28 @@ def explained(watched: Watched) -> tuple[list[Decision], str]:
 def test_over_a_fast_link_the_burst_is_carried_by_waking() -> None:
     watched = burst_after_quiet(FAST)
     decisions, text = explained(watched)
-    first = next(d for d in decisions if d.kind == "way out")
-    assert first.predicted["way"] == "wake" and first.predicted["wake_s"] < first.predicted["drop_s"]
+    first = next(d for d in decisions if d.kind == "wake sleepers")
+    assert first.predicted["taken_request_s"] < first.predicted["stay_request_s"]
     assert first.outcome["serves_after_s"] == pytest.approx(first.predicted["wake_s"], rel=1.0, abs=0.02)
     assert first.inputs["reason"] == "memory keeps the queue out"
-    assert "way wake" in text
+    assert "wake sleepers" in text
     kinds = watched.kinds()
     assert "drop" not in kinds[: kinds.index("woken")]
-    held = next(d for d in decisions if d.kind == "hold drop")
-    assert held.at_s == first.at_s and held.predicted["wake_left_s"] <= held.predicted["drop_s"]
-    assert held.outcome["woken_after_s"] == first.outcome["serves_after_s"]
 
 
 def test_over_a_slow_link_the_burst_is_carried_by_dropping() -> None:
     watched = burst_after_quiet(SLOW)
-    decisions, text = explained(watched)
-    first = next(d for d in decisions if d.kind == "way out")
-    assert first.predicted["way"] == "drop" and first.predicted["drop_s"] < first.predicted["wake_s"]
-    assert "way drop" in text
+    decisions, _ = explained(watched)
+    first = next(d for d in decisions if d.kind in ("drop", "wake sleepers"))
+    assert first.kind == "drop" and first.predicted["taken_request_s"] < first.predicted["stay_request_s"]
     kinds = watched.kinds()
-    assert "drop" in kinds and ("woken" not in kinds or kinds.index("drop") < kinds.index("woken"))
-    assert first.outcome["serves_after_s"] < first.predicted["wake_s"]
+    assert "woken" not in kinds or kinds.index("drop") < kinds.index("woken")
 
 
 def test_over_a_slow_link_who_has_a_fast_disk_is_woken_from_it() -> None:
     decisions, text = explained(burst_after_quiet(SLOW, FAST))
-    first = next(d for d in decisions if d.kind == "way out")
-    assert first.predicted["way"] == "wake" and first.inputs["source"] == "model folder"
+    first = next(d for d in decisions if d.kind == "wake sleepers")
+    assert first.inputs["source"] == "model folder"
     woken = next(d for d in decisions if d.kind == "wake")
     assert woken.outcome["pulled_bytes"] == 0
     assert woken.outcome["serves_after_s"] == pytest.approx(woken.predicted["predicted_s"], rel=1.0, abs=0.02)

@@ -142,8 +142,10 @@ class TrafficMonitor:
         middle = sorted(seconds)[len(seconds) // 4 : len(seconds) - len(seconds) // 4]
         prompt = whole[0][1] / whole[0][0] * (1.0 - self.prefix_hit_share)
         last, usually = seconds[0], sum(middle) / len(middle)
-        like_it = next((i for i, rate in enumerate(seconds) if abs(rate - last) > abs(rate - usually)), len(seconds))
-        lasted = max(1, like_it)
+        # Seconds are like the last one as far as they differ less from it than it differs from what is usual.
+        most = abs(last - usually)
+        unlike = (i for i, rate in enumerate(seconds) if abs(rate - last) > min(most, abs(rate - usually)))
+        lasted = max(1, next(unlike, len(seconds)))
         return sum(seconds[:lasted]) / lasted, usually, float(lasted), prompt
 
 
