@@ -21,7 +21,6 @@ Absolute times belong to one machine on one day; bytes travel. Each part takes l
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import statistics
 import tempfile
@@ -228,11 +227,6 @@ def table(rows: list[Row]) -> list[Row]:
             line |= {f"{what}_awake_mib": awake, f"{what}_asleep_mib": asleep, f"{what}_given_back_mib": awake - asleep}
         result.append(line)
     return result
-
-
-def _milliseconds(seconds: float) -> float | None:
-    """None for what never ends."""
-    return 1e3 * seconds if math.isfinite(seconds) else None
 
 
 def main() -> int:

@@ -267,15 +267,6 @@ class Loads:
         since = monitor.settled_since_ns
         return since is None or now_ns - since >= monitor.patience(self._state.params.drop_dwell_s) * NANOSECONDS
 
-    def dwell_left_s(self, group: Group, now_ns: int) -> float:
-        """Seconds until the group has dwelled long enough since its last move for the next drop (``has_dwelled``); 0.0
-        once it has, or where it had no move."""
-        monitor = self.monitor(group)
-        since = monitor.settled_since_ns
-        if since is None:
-            return 0.0
-        return max(0.0, monitor.patience(self._state.params.drop_dwell_s) - (now_ns - since) / NANOSECONDS)
-
     def memory_binds(self, group: Group, now_ns: int) -> bool:
         """Whether memory has kept the head of the group's queue out for long enough to count or, where settings look
         ahead, will within their horizon."""
