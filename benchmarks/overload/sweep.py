@@ -35,6 +35,7 @@ from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
 from jettison.cost.predictor import StepTimePredictor
+from jettison.memory.kvtransfers import ExchangeMode
 from jettison.policy.steadystate import Room, Traffic, steady_rows, steady_step
 from jettison.report.results import RunResult
 from jettison.sim.setup import ClusterSetup, Hops, MemorySetup, setup_from_profile
@@ -139,16 +140,19 @@ def load_of(cell: Cell, seed: int) -> Workload:
     return generate(spec, seed)
 
 
-def setup(cell: Cell, contender: str, seed: int) -> ClusterSetup:
+def setup(
+    cell: Cell, contender: str, seed: int, exchange: ExchangeMode = ExchangeMode.AUTO,
+    profile: HardwareProfile = PROFILE,
+) -> ClusterSetup:
     """The cell's cluster under a contender."""
     tokens = cell.kv_tokens + (cell.spare_tokens if contender == "oracle" else 0.0)
     limits, policy = LIMITS, "drop" if contender == "rules" else "recompute"
     if policy != "drop":
         limits = replace(limits, lookahead=replace(limits.lookahead, enabled=False))
     memory = MemorySetup.for_blocks(SHAPE, limits.block_size, int(tokens / limits.block_size), page_bytes=PAGE_BYTES)
-    params = replace(ClusterParams(profile=PROFILE), **parse_overload(policy)._asdict())
+    params = replace(ClusterParams(profile=profile, exchange=exchange), **parse_overload(policy)._asdict())
     return setup_from_profile(
-        SHAPE, limits, params, cell.instances, memory, PROFILE, overhead_s=0.5e-3, noise=0.08, seed=seed,
+        SHAPE, limits, params, cell.instances, memory, profile, overhead_s=0.5e-3, noise=0.08, seed=seed,
         hops=Hops(3e-4, 3e-4),
     )
 

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from benchmarks.overload.sweep import CELLS, CONTENDERS, Cell, load_of, rate_per_s, run, summary, verdict, verdicts
+from benchmarks.overload.sweep import (
+    CELLS,
+    CONTENDERS,
+    PROFILE,
+    Cell,
+    figures,
+    load_of,
+    rate_per_s,
+    run,
+    setup,
+    summary,
+    verdict,
+    verdicts,
+)
+from jettison.memory.kvtransfers import ExchangeMode
+from jettison.simulate.run import SimulationOptions, simulate_workload
 
 PLACES = (Cell(2, 0.7, "7x", "chat"), Cell(2, 0.85, "3x", "summaries"), Cell(2, 0.35, "none", "mixed"))
 """Memory binds, memory binds hard, nothing binds."""
@@ -39,3 +56,16 @@ def test_the_rules_drop_where_memory_binds_and_make_nothing_slower(cell: Cell) -
         assert found["drops"] == 0
     else:
         assert found["share_of_gain"] >= 0.5 and found["needless"] == 0
+
+
+@pytest.mark.parametrize("link_bytes_per_s", [1e7, 5e7, 2e8, 1e10])
+def test_auto_exchange_is_no_worse_than_the_better_of_its_two_on_any_link(link_bytes_per_s: float) -> None:
+    cell, profile = Cell(2, 0.5, "7x", "summaries"), replace(PROFILE, link_bytes_per_s=link_bytes_per_s)
+
+    def spent_s(exchange: ExchangeMode) -> float:
+        ran = simulate_workload(load_of(cell, 0), setup(cell, "rules", 0, exchange, profile), SimulationOptions())
+        assert ran.events["drops"] == 1, "all of them exchange the same requests"
+        return figures(ran)["mean_e2e_s"] + figures(ran)["mean_ttft_s"]
+
+    best_s = min(spent_s(ExchangeMode.TRANSFER), spent_s(ExchangeMode.RECOMPUTE))
+    assert spent_s(ExchangeMode.AUTO) <= 1.01 * best_s

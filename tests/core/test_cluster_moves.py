@@ -50,7 +50,7 @@ def test_recompute_policy_never_drops() -> None:
 
 
 def test_running_requests_keep_their_kv_through_a_drop() -> None:
-    cluster = FakeCluster(full_blocks=60, auto_restore=False)
+    cluster = FakeCluster(full_blocks=60, auto_restore=False, exchange="transfer")
     burst(cluster, 6, prompt=20, output=60)
     cluster.run(until_ms=60)
     cluster.carry_out(cluster.core.request_drop(cluster.now))

@@ -69,20 +69,21 @@ def test_a_request_with_one_of_two_transfers_lost_is_recomputed() -> None:
 
 
 def test_requests_that_counted_on_a_lost_prefix_are_recomputed_too() -> None:
-    cluster = FakeCluster(full_blocks=60, auto_restore=False)
+    cluster = FakeCluster(full_blocks=60, auto_restore=False, exchange="transfer")
     prefix = tokens(random.Random(1), 16)
     for i in range(6):
         cluster.submit(f"p{i}", [*prefix, i + 1, i + 2], 60, at_ms=20.0 * i)
     cluster.run(until_ms=140)
-    longest: dict[tuple[int, int], SendKV] = {}
+    carriers: dict[tuple[int, int], SendKV] = {}
 
     def carries_the_prefix(move: SendKV) -> bool:
-        return longest.setdefault((move.src, move.dst), move) is move
+        first = next(m for m in cluster.sent if (m.src, m.dst) == (move.src, move.dst))
+        return carriers.setdefault((move.src, move.dst), first) is move
 
     cluster.fails_move = carries_the_prefix
     cluster.order("drop")
     cluster.run()
-    lost, others = list(longest.values()), [m for m in cluster.sent if m not in longest.values()]
+    lost, others = list(carriers.values()), [m for m in cluster.sent if m not in carriers.values()]
     assert lost and any(len(m.src_blocks) < len(lost[0].src_blocks) for m in others), "somebody shares the prefix"
     assert cluster.core.groups[2].counters.num_preemptions >= 2
     expect_all_well(cluster)

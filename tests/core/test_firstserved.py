@@ -73,7 +73,7 @@ def overloaded(seed: int) -> tuple[FakeCluster, Counting]:
     """Bursts that memory cannot take, on instances of which a dropped layer gives room for everything."""
     rng = random.Random(seed)
     cluster = FakeCluster(num_workers=rng.choice([2, 3, 4, 6]), full_blocks=24, seed=seed, eager=True, max_seqs=64,
-                          max_tokens=64)
+                          max_tokens=64, exchange="transfer")
     cluster.check_every_event = False
     counting = Counting(cluster)
     number, at_ms = 0, 0.0

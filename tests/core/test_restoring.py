@@ -323,7 +323,7 @@ def test_requests_whose_way_home_is_called_off_are_not_computed_again() -> None:
 
 def full_triple() -> FakeCluster:
     """A pipeline of three that holds more than any member could by itself."""
-    cluster = FakeCluster(num_workers=3, num_layers=6, full_blocks=60, auto_restore=False)
+    cluster = FakeCluster(num_workers=3, num_layers=6, full_blocks=60, auto_restore=False, exchange="transfer")
     for at_ms in (1, 60):
         cluster.order_at("drop", at_ms)
     for index in range(8):

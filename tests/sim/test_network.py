@@ -232,3 +232,13 @@ def test_workers_behind_one_card_share_it_and_what_stays_in_their_machine_does_n
     assert ends(loop, net, *flows) == [2000, 2000, 1000]
     net.check()
     assert ends(*network(inside=inside, machine_of=machines), *flows) == [1000, 1000, 1000], "a card each"
+
+
+def test_what_rounding_leaves_of_a_full_port_is_no_rate() -> None:
+    """An activation behind a piece of such a flow would wait for years."""
+    _, net = network()
+    bulk = net.start(0, 1, 1000, FlowClass.KV, lambda: None)
+    for sink in (1, 2, 3):
+        net.start(0, sink, 1000, FlowClass.ACTIVATION, lambda: None)
+    assert bulk.rate == 0.0
+    net.check()

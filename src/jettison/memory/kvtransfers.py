@@ -14,6 +14,10 @@ from typing import NamedTuple
 from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange, WorkerId
 
+MAX_PIECE_BYTES = 1 << 20
+"""Bulk is cut into pieces of at most so many bytes on the CPU, where no flag says otherwise: activations go between."""
+MAX_PIECE_NS = 10_000_000
+"""Most nanoseconds that a piece takes on its link, where no flag says otherwise."""
 MAX_PARTS = 8
 """Into how many layer ranges the KV of a live request is cut: each becomes local as it arrives."""
 

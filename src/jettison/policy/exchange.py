@@ -2,9 +2,10 @@
 
 Pure. KunServe v3 sends (section 4.2), v1 attends remotely meanwhile; choosing for each request by predicted cost is our
 own: a short request on a slow link is cheaper to prefill again, and on a fast one it is not worth the round trips of
-remote attention. Costs are in seconds of progress that requests lose: the request itself, and where it is computed
-again, all others of the group, whose steps its prefill takes. (What a transfer costs the requests behind it on the
-link, and remote attention the rows beside it, is counted with those requests: each has its own wait.)
+remote attention. Costs are request-seconds of progress: what the request itself loses, and what others lose by it.
+Computed again, its prefill takes the steps of all others. Sent, its bytes go beside their activations, and waiting
+requests find no room while its KV lies at both ends. Live, its round trips lengthen every step of the batch. (What a
+transfer costs the requests behind it on the link is counted with those: each has its own wait.)
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ class ExchangeCosts(NamedTuple):
     step_s: float | None = None
     """Seconds of a decode step of the merged group."""
     round_trip_s: float = 1e-3
-    """Seconds of one layer's remote attention, beyond the attention itself."""
+    """Seconds of one layer's remote attention, beyond the attention itself and what travels for it."""
+    remote_layer_bytes: int = 0
+    """Bytes that one layer's remote attention sends and receives for a step, where all requests of it run live."""
+    piece_s: Callable[[LinkId], float] = lambda link: 0.0
+    """Seconds that a step's activation waits where a link carries bulk: half a piece, on the mean."""
 
 
 class StalledRequest(NamedTuple):
@@ -47,6 +52,8 @@ class StalledRequest(NamedTuple):
     """Most layers of one stage whose attention would be computed on other workers."""
     can_run_live: bool
     """It has a full block."""
+    num_kept_out: float = 0.0
+    """Waiting requests that find no room for as long as its KV lies at its old home, too."""
 
 
 class ExchangeQueue(NamedTuple):
@@ -77,17 +84,35 @@ def choose_exchange(
             return ExchangeMode.TRANSFER
         is_slow = costs.step_s is not None and queue.waited_s > LIVE_FROM_STEPS * costs.step_s
         return ExchangeMode.LIVE if is_slow and request.can_run_live else None
-    lost = {ExchangeMode.TRANSFER: transfer_s}
+    own_s = _sending_s(request.link_bytes, {}, costs) or 0.0
+    wait_s = max((costs.piece_s(link) for link in request.link_bytes), default=0.0)
+    kept_out_s = request.num_kept_out * transfer_s
+    # Every step of the group has an activation behind bulk for as long as this request's bytes travel.
+    beside_s = queue.num_others * own_s * _slowed(costs.step_s, wait_s)
+    lost = {ExchangeMode.TRANSFER: transfer_s + kept_out_s + beside_s}
     recompute_s = costs.recompute_s(queue.num_recompute_tokens + request.num_tokens)
     alone_s = costs.recompute_s(request.num_tokens)
     if recompute_s is not None and alone_s is not None:
         lost[ExchangeMode.RECOMPUTE] = recompute_s + queue.num_others * alone_s
     if request.can_run_live and costs.step_s is not None and transfer_s > LIVE_FROM_STEPS * costs.step_s:
-        live_step_s = costs.step_s + request.num_remote_layers * costs.round_trip_s
+        layer_s = costs.round_trip_s + 2.0 * wait_s + _remote_bytes_s(request, costs)
+        slowed = _slowed(costs.step_s, wait_s + request.num_remote_layers * layer_s)
         # Urgent: tails wait for no other KV, but for each other, which is little.
         tail_s = _sending_s(request.tail_bytes, {}, costs) or 0.0
-        lost[ExchangeMode.LIVE] = tail_s + transfer_s * (1.0 - costs.step_s / live_step_s)
+        # Live requests slow the others' steps, too: this one for as long as its own bytes keep the last of them live.
+        lost[ExchangeMode.LIVE] = tail_s + transfer_s * slowed + kept_out_s + queue.num_others * own_s * slowed
     return min(lost, key=lambda choice: (lost[choice], choice is not ExchangeMode.TRANSFER))
+
+
+def _slowed(step_s: float | None, more_s: float) -> float:
+    """Share of its time that a decode loses whose steps take ``more_s`` longer; 0 where steps are not known."""
+    return more_s / (step_s + more_s) if step_s else 0.0
+
+
+def _remote_bytes_s(request: StalledRequest, costs: ExchangeCosts) -> float:
+    """Seconds that one layer's queries and answers of a step travel."""
+    rates = (costs.link_bytes_per_s(link) for link in request.link_bytes)
+    return max((costs.remote_layer_bytes / rate for rate in rates if rate), default=0.0)
 
 
 def _sending_s(num_bytes: Mapping[LinkId, int], before: Mapping[LinkId, int], costs: ExchangeCosts) -> float | None:

@@ -74,7 +74,7 @@ class SimulatedCluster:
         self.has_copy_engine = setup.topology.host is not None
         self.network = Network(self.loop, setup.topology)
         self.transfers = Transfers(
-            self.loop, self.network, setup.piece_bytes, coordinate=setup.coordinate_links
+            self.loop, self.network, setup.piece_bytes, setup.piece_ns, coordinate=setup.coordinate_links
         )
         self._on_emit = on_emit
         self._on_record = on_record

@@ -19,6 +19,9 @@ from jettison.sim.links import PortId, Topology
 from jettison.sim.loop import EventLoop, Scheduled
 from jettison.types import NANOSECONDS, WorkerId
 
+ROUNDING = 1e-9
+"""Of a port's rate: less than this is what rounding leaves of a full one."""
+
 
 class FlowClass(IntEnum):
     """Classes of flows; lower numbers go first."""
@@ -214,7 +217,9 @@ def share_fairly(flows: list[Flow]) -> dict[int, float]:
                     counts[capacity] = counts.get(capacity, 0) + 1
             # The tightest capacity decides the rate of the flows that share it; all others may get more.
             tightest = min(counts, key=lambda capacity: left[capacity] / counts[capacity])
-            share = max(0.0, left[tightest] / counts[tightest])
+            # What rounding leaves of a full port is not a rate: an activation would wait for a piece of bulk for years.
+            is_full = left[tightest] <= ROUNDING * tightest.limit
+            share = 0.0 if is_full else left[tightest] / counts[tightest]
             for flow in [f for f in open_flows.values() if tightest in f.capacities]:
                 rates[flow.number] = share
                 del open_flows[flow.number]

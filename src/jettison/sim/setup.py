@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from jettison.core.params import ClusterParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
+from jettison.memory.kvtransfers import MAX_PIECE_NS
 from jettison.sim.executor import Executor, ModelledExecutor
 from jettison.sim.links import LinkClass, LinkSpec, Topology
 from jettison.types import NANOSECONDS, LayerRange, ModelShape
@@ -73,6 +74,8 @@ class ClusterSetup:
     hops: Hops = field(default_factory=Hops)
     piece_bytes: int = 4 << 20
     """Bytes of a piece of bulk transfers."""
+    piece_ns: int | None = MAX_PIECE_NS
+    """Most nanoseconds that a piece takes on its link; None: as long as its bytes do."""
     coordinate_links: bool = True
     """Activations go before bulk, piece by piece."""
     compress: bool = True

@@ -56,10 +56,14 @@ class _Link:
 class Transfers:
     """All bulk transfers and activations of a cluster."""
 
-    def __init__(self, loop: EventLoop, network: Network, piece_bytes: int, *, coordinate: bool = True) -> None:
+    def __init__(
+        self, loop: EventLoop, network: Network, piece_bytes: int, piece_ns: int | None = None, *,
+        coordinate: bool = True,
+    ) -> None:
         self._loop = loop
         self.network = network
         self._piece_bytes = piece_bytes
+        self._piece_ns = piece_ns
         self._coordinate = coordinate
         self._links: dict[tuple[WorkerId, WorkerId], _Link] = {}
 
@@ -168,8 +172,10 @@ class Transfers:
         waits = [0]
         for flow in self.network.bulk_flows_at(src, dst):
             if flow.rate > 0.0:
-                into_piece = flow.sent_bytes(self._loop.now_ns) % self._piece_bytes
-                left = min(self._piece_bytes - into_piece, flow.remaining)
+                piece_bytes = self._piece_bytes
+                if self._piece_ns is not None:
+                    piece_bytes = min(piece_bytes, max(1, int(flow.rate * self._piece_ns)))
+                left = min(piece_bytes - flow.sent_bytes(self._loop.now_ns) % piece_bytes, flow.remaining)
                 waits.append(math.ceil(left / flow.rate))
         return max(waits)
 

@@ -22,8 +22,8 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.presets import ClusterPreset, InstancePreset, cluster_preset, instance_preset
 from jettison.cost.profile_document import ProfileDocumentError, StoredProfile, from_document
 from jettison.errors import BudgetError, ConfigError
-from jettison.live.worker.pieces import MAX_PIECE_BYTES
 from jettison.memory.hostpool import num_host_slots
+from jettison.memory.kvtransfers import MAX_PIECE_BYTES, MAX_PIECE_NS
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.pagechoice import best_page_bytes
 from jettison.memory.pagemap import PageSizes, first_capacity_blocks
@@ -399,6 +399,7 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         hops=_hops(timing, machine),
         piece_bytes=config.overload.exchange_piece_bytes
         or (PIECE_BYTES if machine.is_preset else MAX_PIECE_BYTES),
+        piece_ns=None if config.overload.exchange_piece_bytes else MAX_PIECE_NS,
         coordinate_links=config.overload.coordinate_links,
         tick_s=config.overload.check_interval_ms / 1e3,
     )

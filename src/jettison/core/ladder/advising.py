@@ -44,10 +44,23 @@ class Adviser:
             remote[move.dst] = remote.get(move.dst, 0) + len(move.layers)
         request = StalledRequest(
             state.num_computed, load, {k: v * (num_blocks - num_full) // num_blocks for k, v in load.items()},
-            max(remote.values()), num_full > 0,
+            max(remote.values()), num_full > 0, self._num_kept_out(group, sum(load.values())),
         )
         costs, mode = self._loads.exchange_costs(group), self._state.params.exchange
         return choose_exchange(request, self._queue(group, stalled, load), costs, mode)
+
+    def _num_kept_out(self, group: Group, num_bytes: int) -> float:
+        """Waiting requests of the group that would have room if ``num_bytes`` of moving KV were not held at the old
+        home: those that do not fit beside it share what all moving requests hold."""
+        waiting, limits = group.queues.waiting, group.limits
+        needed = sum(limits.blocks_for(state.num_tokens) for state in waiting)
+        unfit = needed - max(0, group.blocks.num_free)
+        if unfit <= 0:
+            return 0.0
+        num_unfit = len(waiting) * unfit / needed
+        layer_bytes = self._state.shape.block_bytes_per_layer(limits.block_size)
+        held_each = needed / len(waiting) * self._state.shape.num_layers * layer_bytes
+        return min(num_bytes / held_each, num_unfit / max(1, len(group.queues.moving)))
 
     def _queue(self, group: Group, stalled: Stalled, load: Mapping[LinkId, int]) -> ExchangeQueue:
         """What decides beside the request itself: bytes on its links (the keys of ``load``) and on all links that the

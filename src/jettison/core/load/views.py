@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from jettison.core.load.answers import OfflineAnswers
@@ -18,7 +19,8 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.stepwork import StepWork, last_stage_of, period_of, step_of
-from jettison.policy.exchange import ExchangeCosts
+from jettison.memory.kvtransfers import MAX_PIECE_BYTES, MAX_PIECE_NS
+from jettison.policy.exchange import ExchangeCosts, LinkId
 from jettison.policy.overload import Pressure, memory_binds, memory_will_bind
 from jettison.policy.refusal import predicted_wait_s
 from jettison.types import NANOSECONDS, GroupId, WorkerId
@@ -343,11 +345,17 @@ class Loads:
             rate = self._recomputed_tokens_per_s(group, min(num_tokens, mean_tokens), num_stages)
             return None if rate is None else num_tokens / rate
 
+        def rate_of(link: LinkId) -> float | None:
+            return self._state.link_rate(link).bytes_per_s or assumed
+
+        microbatch, shape = self._microbatch(group), self._state.shape
         return ExchangeCosts(
-            lambda link: self._state.link_rate(link).bytes_per_s or assumed,
+            rate_of,
             recompute_s,
-            self._state.predictor.predict_s(self._microbatch(group), step_of(num_stages)),
+            self._state.predictor.predict_s(microbatch, step_of(num_stages)),
             max(usual.round_trip_s, round_trip_s),
+            microbatch.num_rows * 2 * shape.num_heads * shape.head_dim * shape.dtype_bytes,  # queries, and answers
+            lambda link: min(MAX_PIECE_BYTES / (rate_of(link) or math.inf), MAX_PIECE_NS / NANOSECONDS) / 2,
         )
 
     def _microbatch(self, group: Group) -> StepWork:

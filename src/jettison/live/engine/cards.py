@@ -14,7 +14,7 @@ from jettison.config.cards import VISIBLE, Card, card_memory, check_cards, missi
 from jettison.device.spec import CUDA, HOST
 from jettison.errors import ConfigError
 from jettison.live.engine.api import WorkerSnapshot
-from jettison.live.worker.pieces import MAX_PIECE_BYTES
+from jettison.memory.kvtransfers import MAX_PIECE_BYTES
 
 BACK_ENDS = {"cpu": HOST, "cuda": CUDA}
 """By ``--device``: the back end of its devices."""

@@ -27,8 +27,7 @@ from jettison.live.engine.encoder import StepEncoder
 from jettison.live.engine.inprocess import InProcessCluster
 from jettison.live.wire import messages as m
 from jettison.live.worker.main import make_device_worker
-from jettison.live.worker.pieces import MAX_PIECE_BYTES
-from jettison.memory.kvtransfers import MigrationKind
+from jettison.memory.kvtransfers import MAX_PIECE_BYTES, MigrationKind
 from jettison.types import (
     FinishReason,
     GroupId,

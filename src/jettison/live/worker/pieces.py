@@ -7,20 +7,18 @@ worker, and pieces grow.
 
 from __future__ import annotations
 
+from jettison.memory.kvtransfers import MAX_PIECE_NS
+
 MIN_PIECE_BYTES = 8 << 10
 START_PIECE_BYTES = 32 << 10
-MAX_PIECE_BYTES = 1 << 20
-"""On the CPU, where no flag says otherwise; also what pieces through shared memory are, where nothing queues. On a card
-``live.engine.cards`` has more."""
 WINDOW_NS = 30_000_000
 """Over which a rate is measured, and after which pieces grow."""
 PAUSE_NS = 500_000_000
 """Without a piece for so long, a new measurement begins."""
 FADING = 0.95
 """Of a known rate, from window to window."""
-MAX_PIECE_NS = 10_000_000
 MIN_PIECE_NS = 2_000_000
-"""Bounds of a piece's time, whatever a stage takes: shorter ones cost more handling than they save waiting."""
+"""Least time of a piece, whatever a stage takes: shorter ones cost more handling than they save waiting."""
 
 
 class PieceSizer:
