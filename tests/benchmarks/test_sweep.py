@@ -1,4 +1,4 @@
-"""The sweep of clusters and bursts: what its sums are, and that the rules decide well in a few of its cells."""
+"""The sweep of clusters and bursts: what its sums are, and that the rules decide well in one cell of twelve."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from benchmarks.overload.sweep import (
 from jettison.memory.kvtransfers import ExchangeMode
 from jettison.simulate.run import SimulationOptions, simulate_workload
 
-PLACES = (Cell(2, 0.7, "7x", "chat"), Cell(2, 0.85, "3x", "summaries"), Cell(2, 0.35, "none", "mixed"))
-"""Memory binds, memory binds hard, nothing binds."""
+PLACES = [cell for cell in CELLS if cell.instances <= 3][: len(CELLS) // 12]
+"""One cell in twelve: a fair sample of those that are played in a few seconds."""
 
 
 def test_cells_are_all_combinations_and_meet_the_same_arrivals_each_time() -> None:
@@ -47,14 +47,15 @@ def test_a_drop_that_saves_nothing_is_needless() -> None:
     assert total["median_forecast_error"] == 0.2
 
 
-@pytest.mark.parametrize("cell", PLACES)
+@pytest.mark.parametrize("cell", PLACES, ids=lambda cell: "-".join(map(str, cell.as_row().values())))
 def test_the_rules_drop_where_memory_binds_and_make_nothing_slower(cell: Cell) -> None:
     rows = [run(cell, contender, 0) for contender in CONTENDERS]
     (found,) = verdicts(rows, rows)
     assert found["e2e_ratio"] <= 1.05 and not any(row["unanswered"] for row in rows)
-    if found["share_of_gain"] is None:
+    assert found["needless"] <= 1
+    if cell.burst == "none":
         assert found["drops"] == 0
-    else:
+    elif found["share_of_gain"] is not None:
         assert found["share_of_gain"] >= 0.5 and found["needless"] == 0
 
 
