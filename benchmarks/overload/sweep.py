@@ -1,6 +1,7 @@
 """Does the ladder decide well? Kinds of clusters and bursts in virtual time: against recompute, and against an oracle.
 
     python -m benchmarks overload sweep [--every 12] [--seeds 3] [--only rules] [--beside OLD.json] [--json OUT]
+    python -m benchmarks overload sweep --seeds 1 --first-seed 1 --more SEED_0.json --json OUT
 
 A cell is a number of instances, a share of memory that parameters take, a burst and a mix of lengths. At its rate
 without the burst requests would hold half of the undropped KV capacity, or need half of the compute, whichever is
@@ -20,7 +21,7 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
@@ -225,26 +226,37 @@ def summary(cells: Sequence[Row], rules: Sequence[Row]) -> Row:
     }  # fmt: skip
 
 
-def runs(cells: Iterable[Cell], contenders: Sequence[str], seeds: int, processes: int) -> list[Row]:
-    """All of them, the largest clusters first, in so many processes."""
-    jobs = [(cell, contender, seed) for cell in cells for contender in contenders for seed in range(seeds)]
-    jobs.sort(key=lambda job: -job[0].instances / job[0].share)
+def runs(
+    cells: Iterable[Cell], contenders: Sequence[str], seeds: Iterable[int], processes: int,
+    on_rows: Callable[[list[Row]], None] = lambda rows: None,
+) -> list[Row]:
+    """All of them, the largest clusters first, in so many processes. ``on_rows`` gets what there is, again and again."""
+    jobs = [(cell, contender, seed) for cell in cells for contender in contenders for seed in seeds]
+    jobs.sort(key=lambda job: (job[2], -job[0].instances / job[0].share))
     with ProcessPoolExecutor(processes) as pool:
         rows: list[Row] = []
         for row in pool.map(run, *zip(*jobs, strict=True)):
             rows.append(row)
             if len(rows) % 20 == 0:
                 say(f"{len(rows)} of {len(jobs)} runs")
+                on_rows(rows)
     return rows
 
 
 def main() -> None:
     args = parse(
         __doc__, every=(1, "of so many cells one"), seeds=3, processes=2,
+        first_seed=(0, "where an earlier run of this commit has the seeds before it, which --more adds"),
+        more=(Path, "a file of this commit: its runs are added"),
         only=(list(CONTENDERS), {"choices": CONTENDERS}),
         beside=(Path, "a file of another commit: its runs of contenders that are not run now, and its rules"),
     )  # fmt: skip
-    rows = runs(CELLS[: len(CELLS) // args.every], args.only, args.seeds, args.processes)
+    earlier: list[Row] = [] if args.more is None else json.loads(args.more.read_text())["rows"]
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    rows = earlier + runs(
+        CELLS[: len(CELLS) // args.every], args.only, seeds, args.processes,
+        lambda rows: keep(args.json, {"rows": earlier + rows}, *VIRTUAL),
+    )
     before: list[Row] = [] if args.beside is None else json.loads(args.beside.read_text())["rows"]
     shared = rows + [row for row in before if row["contender"] not in args.only]
     found, document = verdicts(shared, rows), {"rows": rows}
