@@ -230,7 +230,7 @@ def runs(
     cells: Iterable[Cell], contenders: Sequence[str], seeds: Iterable[int], processes: int,
     on_rows: Callable[[list[Row]], None] = lambda rows: None,
 ) -> list[Row]:
-    """All of them, the largest clusters first, in so many processes. ``on_rows`` gets what there is, again and again."""
+    """All of them, the largest clusters first, in so many processes. ``on_rows``: what there is, again and again."""
     jobs = [(cell, contender, seed) for cell in cells for contender in contenders for seed in seeds]
     jobs.sort(key=lambda job: (job[2], -job[0].instances / job[0].share))
     with ProcessPoolExecutor(processes) as pool:
