@@ -19,8 +19,8 @@ AT_WORK = ("device.", "live.", "cli.", "simulate.")
 
 SETTINGS = {
     "config.sections.OverloadConfig", "core.params.ClusterParams", "server.settings.ServerSettings",
-    "simulate.workload_spec.WorkloadSpec", "workload.options.BenchOptions", "workload.client.ReplayOptions",
-    "workload.options.SynthOptions",
+    "server.llm_types.SamplingParams", "simulate.workload_spec.WorkloadSpec", "workload.options.BenchOptions",
+    "workload.client.ReplayOptions", "workload.options.SynthOptions",
 }
 
 LARGER = {

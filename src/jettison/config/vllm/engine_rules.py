@@ -30,7 +30,9 @@ _NO_KV_SHARING = "KV leaves an engine only between its own instances; --host-mem
 def _gigabytes(text: str) -> str | None:
     """A size in GiB, as vLLM has it; None for none."""
     number = float(text)
-    return f"{round(number * 1024)}MiB" if number > 0 else None
+    if number <= 0:
+        return None
+    return f"{number:.0f}GiB" if number == int(number) else f"{round(number * 1024)}MiB"
 
 
 def _host_memory(value: object) -> Outcome:

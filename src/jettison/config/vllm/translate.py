@@ -28,6 +28,8 @@ LEFT_OUT = (
 )
 """Beginnings of flags that other servers have for what is left out here, and why there is none."""
 
+_LONG_VALUE = 60
+"""Characters from which on a message names a flag without its value."""
 _NUMBER = re.compile(r"-\d+(\.\d+)?")
 
 
@@ -241,8 +243,9 @@ class _Walk:
             if not values and rule.verdict in ("done", "mapped"):
                 self._found.refusals.add("needs a value", name)
                 return
-            shown = name if not values or rule.verdict == "done" or _is_secret(known) else f"{name} {values[0]}"
-            self._said.append(_Said(rule, fact, shown[:80], list(values)))
+            is_short = bool(values) and len(values[0]) < _LONG_VALUE and not values[0].lstrip().startswith(("{", "["))
+            shown = f"{name} {values[0]}" if is_short and not _is_secret(known) else name
+            self._said.append(_Said(rule, fact, shown, list(values)))
 
     def _known(self, name: str) -> tuple[str | None, bool]:
         """The flag of vLLM that a word means, and whether it is switched on by it."""
