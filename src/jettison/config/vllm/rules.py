@@ -88,16 +88,9 @@ def by_word(taken: Mapping[str, Outcome], why: str) -> Act:
     return lambda value: taken.get(str(value).strip().lower(), Refuse(why))
 
 
-def renamed(key: str, note: str = "", scale: Callable[[str], object] = str) -> Act:
-    """The value under our key. A value that ``scale`` cannot read is passed on, for our own message about it."""
-
-    def act(value: object) -> Outcome:
-        try:
-            return Set(key, scale(str(value)) if isinstance(value, (str, int, float)) else value, note)
-        except ValueError:
-            return Set(key, value, note)
-
-    return act
+def renamed(key: str) -> Act:
+    """The value, as it is, under our key."""
+    return lambda value: Set(key, value)
 
 
 def is_neutral(fact: Fact, value: object) -> bool:

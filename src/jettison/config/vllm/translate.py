@@ -183,7 +183,8 @@ class _Walk:
         self._words = list(words)
         self._at = 0
         self._options = options
-        self._num_places = num_places
+        named = any(word == "--model" or word.startswith("--model=") for word in words)
+        self._num_places = num_places - named
         self._found = found
         self._said: list[_Said] = []
         self.places: list[str] = []
@@ -257,17 +258,20 @@ class _Walk:
         if name.startswith("--no-") and (twin := f"--{name.removeprefix('--no-')}") in flags:
             return (twin, False) if flags[twin].kind == "boolean" else (None, True)
         if name.startswith("--") and name not in self._options and len(name) > 5:
-            begun = [flag for flag in flags if flag.startswith(name)]
-            if len(begun) == 1 and not any(option.startswith(name) for option in self._options):
-                return begun[0], True
+            begun = {flag for flag in (*flags, *self._options) if flag.startswith(name)}
+            if len(begun) == 1 and (flag := begun.pop()) in flags:
+                return flag, True
         return None, True
 
     def _own_or_unknown(self, name: str, text: str | None) -> None:
         if name in self._options:
             self.own.add(name)
             self._found.line.append(name if text is None else f"{name}={text}")
-            if self._options[name] and text is None and self._at < len(self._words):
-                self._found.line.append(self._next())
+            if self._options[name] and text is None:
+                if self._has_value():
+                    self._found.line.append(self._next())
+                else:
+                    self._found.refusals.add("needs a value", name)
             return
         reason = next((why for begins, why in LEFT_OUT if name.startswith(begins)), None)
         if reason is None:
