@@ -4,8 +4,6 @@
 for, as it brings torch.
 """
 
-from __future__ import annotations
-
 __version__ = "0.1.0"
 
 _OFFERED = ("LLM", "SamplingParams", "RequestOutput", "CompletionOutput")
