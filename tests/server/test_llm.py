@@ -137,6 +137,7 @@ def test_the_makers_sampling_holds_where_none_is_given(llm):
         (lambda llm: quietly(llm, ["a", ""]), "prompt 1: prompt must not be empty."),
         (lambda llm: quietly(llm, [[1, 2], [10**6]]), "prompt 1: prompt: token ids must lie in"),
         (lambda llm: quietly(llm, "a" * 2000), "prompt 0: This model's maximum context length is 1000 tokens"),
+        (lambda llm: quietly(llm, "a", GREEDY, lora_request=object()), "lora_request: adapters (LoRA) are not served"),
         (lambda llm: quietly(llm, 7), "prompts need a text, token ids, or a list of them, not int"),
         (lambda llm: quietly(llm, [None]), "prompt 0: needs a text or token ids, not NoneType"),
         (lambda llm: quietly(llm, {"prompt": "a", "multi_modal_data": {"image": 1}}), "multi_modal_data is not served"),

@@ -23,6 +23,7 @@ from starlette.types import Message
 
 from jettison.config import KEYS, EngineConfig
 from jettison.config.cards import visible_cards
+from jettison.config.vllm.serving_rules import NO_LORA
 from jettison.config.vllm.translate import note_of, translate_values
 from jettison.errors import JettisonError, NotReadyError, OverCapacityError, RequestError
 from jettison.live.engine.api import TokenEvent
@@ -85,13 +86,14 @@ class LLM:
 
     def generate(
         self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
-        use_tqdm: Progress = True,
+        use_tqdm: Progress = True, lora_request: object = None,
     ) -> list[RequestOutput]:
         """Continue prompts: a text, token ids, ``{"prompt": ...}``, ``{"prompt_token_ids": ...}``, or a list of such.
 
         Answers come in the order of the prompts. Without parameters the maker's sampling holds, and 16 tokens. Raises
         RequestError for a prompt or a parameter, before anything is computed; JettisonError where the engine fails.
         """
+        _refuse_adapters(lora_request)
         listed = listed_prompts(prompts)
         params = listed_params(sampling_params, len(listed))
         bodies = [{"prompt": prompt, **_fields(each, is_chat=False)} for prompt, each in zip(listed, params)]
@@ -108,6 +110,7 @@ class LLM:
         ``add_generation_prompt``, ``continue_final_message`` and ``tools`` (which are written into the prompt). Raises
         as ``generate`` does.
         """
+        _refuse_adapters(options.pop("lora_request", None))
         listed = listed_conversations(messages)
         params = listed_params(sampling_params, len(listed))
         told = {name: value for name, value in options.items() if value is not None}
@@ -154,6 +157,11 @@ def _config(model: str, flags: Mapping[str, Any]) -> EngineConfig:
 
 def _fields(params: SamplingParams | None, *, is_chat: bool) -> dict[str, Any]:
     return {"max_tokens": 16} if params is None else params.fields(is_chat=is_chat)
+
+
+def _refuse_adapters(wanted: object) -> None:
+    if wanted is not None:
+        raise RequestError(f"lora_request: {NO_LORA}", "lora_request")
 
 
 def _bar(use_tqdm: Progress, num_prompts: int) -> Any:
