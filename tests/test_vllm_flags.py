@@ -127,6 +127,8 @@ def test_what_vllm_takes_without_the_flag_is_never_refused(name):
         ("m --compilation-config.pass_config.fuse_x true --compilation-config.cudagraph_capture_sizes+ 1,2", "m"),
         ("m --max-num-batched 8k", "--max-num-batched-tokens=8k m"),
         ("m --hf-token", "m"),
+        ("m --tokenizer m", "m"),
+        ("--tokenizer m --model m", "m"),
         ("m --memory 1GiB --no-rebalance --host_memory=2GiB", "--memory 1GiB --no-rebalance --host-memory=2GiB m"),
         ("m --tool-call-parser hermes --enable-auto-tool-choice --reasoning-parser qwen3", None),
         ("m --limit-mm-per-prompt.image 0 --language-model-only", "m"),
@@ -156,6 +158,8 @@ def test_a_line_becomes_one_of_ours(words, line):
         ("m --hf-overrides {\"rope_theta\":1}", "--hf-overrides: edit config.json"),
         ("m --model other", "--model other: the model is named twice"),
         ("m --max-model-len", "--max-model-len: needs a value"),
+        ("m --tensor-parallel-size --enforce-eager", "--tensor-parallel-size: needs a value"),
+        ("m --tokenizer other", "--tokenizer other: the tokenizer is the model folder's"),
         ("m --memoryy 3", "--memoryy: no such option, here or in vLLM"),
         ("m --tensor-paralel-size 1", "did you mean '--tensor-parallel-size'?"),
         ("m --lora x", "--lora: adapters (LoRA) are not served"),
@@ -228,6 +232,12 @@ def test_a_mapping_names_all_that_does_not_fit():
     assert found.values == {"nonsense": 1}, "resolve names it, with its place"
     told = str(found.refusals)
     assert "tensor_parallel_size (f: tensor_parallel_size): an instance" in told and "enable_lora (f: " in told
+
+
+def test_a_tokenizer_may_be_the_models_own():
+    found = translate_values({"tokenizer": "m", "model": "m"}, KEYS)
+    assert found.values == {"model": "m"} and not found.refusals
+    assert translate_values({"tokenizer": "other", "model": "m"}, KEYS).refusals
 
 
 def test_our_own_key_goes_before_vllms():

@@ -149,9 +149,9 @@ class LLM:
 
 def _config(model: str, flags: Mapping[str, Any]) -> EngineConfig:
     """Raises ConfigError with all flags that do not fit."""
-    found = translate_values(flags, KEYS)
+    found = translate_values({"model": model, **flags}, KEYS)
     found.check()
-    config = EngineConfig.resolve(look_for_cards=visible_cards, **{"model": model, **found.values})
+    config = EngineConfig.resolve(look_for_cards=visible_cards, **found.values)
     return replace(config, notes=(*note_of(found.notes), *config.notes))
 
 

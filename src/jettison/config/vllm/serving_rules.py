@@ -10,6 +10,7 @@ ONLY_GENERATES = "all models are served to generate text, and for nothing else"
 NO_IMAGES = "images, sound and video are not served; of a model with images its text part is"
 NO_CODE = "nothing that is named by a flag or lies in a model folder is executed"
 _EDIT_CONFIG = "edit config.json in a copy of the folder: what is served is what the folder says"
+_OWN_TOKENIZER = "the tokenizer is the model folder's: put its files there"
 _NO_LOG = "requests and answers are never logged, and the web server has no log of accesses"
 _SEEN_ELSEWHERE = "/metrics, --timeline and `jettison explain` show what the engine does"
 _ALWAYS = "it is always so here"
@@ -192,9 +193,9 @@ SERVING: tuple[Rule, ...] = (
         "--quantization-config": "Other settings of quantization.", "--disable-sliding-window": "No windows.",
         "--allow-deprecated-quantization": "Take methods that are about to go.",
     }),
-    *refused("the tokenizer is the model folder's: put its files there", {
-        "--tokenizer": "Another folder's tokenizer.", "--skip-tokenizer-init": "No tokenizer.",
-    }),
+    mapped("--tokenizer", "Whose tokenizer to use.", "the model's own name; others refused",
+           lambda value: Refuse(_OWN_TOKENIZER)),
+    *refused(_OWN_TOKENIZER, {"--skip-tokenizer-init": "No tokenizer."}),
     *refused("requests say it: return_tokens_as_token_ids, stream_options.include_usage, prompt_logprobs", {
         "--return-tokens-as-token-ids": "Names of tokens as numbers, for all.",
         "--enable-force-include-usage": "Usage in every stream.",

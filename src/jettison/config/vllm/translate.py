@@ -30,6 +30,8 @@ LEFT_OUT = (
 
 _LONG_VALUE = 60
 """Characters from which on a message names a flag without its value."""
+_TOKENIZER = "--tokenizer"
+"""It may name the model again."""
 _NUMBER = re.compile(r"-\d+(\.\d+)?")
 
 
@@ -141,6 +143,8 @@ def translate_line(words: Sequence[str], options: Mapping[str, bool], num_places
 
 def _settle_said(each: _Said, options: Mapping[str, bool], walk: _Walk, found: Translation) -> None:
     flag = each.rule.name
+    if flag == _TOKENIZER and each.value in walk.models:
+        return
     match decide(each.rule, each.fact, each.value, options):
         case Keep():
             found.line += _kept(each)
@@ -194,6 +198,12 @@ class _Walk:
         self.own: set[str] = set()
         """Our flags that are not vLLM's."""
 
+    @property
+    def models(self) -> list[str]:
+        """What may be the model: arguments, and the flag's value."""
+        told = [value for each in self._said if each.rule.name == "--model" for value in each.values]
+        return [*self.places, *told]
+
     def run(self) -> list[_Said]:
         """All of vLLM's flags that were said."""
         while self._at < len(self._words):
@@ -241,7 +251,7 @@ class _Walk:
                 if not self._has_value():
                     break
                 values.append(self._next())
-            if not values and rule.verdict in ("done", "mapped"):
+            if not values and known != "--hf-token":
                 self._found.refusals.add("needs a value", name)
                 return
             is_short = bool(values) and len(values[0]) < _LONG_VALUE and not values[0].lstrip().startswith(("{", "["))
@@ -341,6 +351,8 @@ def translate_values(
         name = known_aliases().get(name, name)
         if name not in RULES:
             found.values[written] = value
+            continue
+        if name == _TOKENIZER and value == mapping.get("model"):
             continue
         where = "" if place_of is None else f" ({place_of(written)})"
         for key, kept in _settle_value(name, written, value, flags, found, where):
