@@ -16,7 +16,7 @@ from typing import Any
 from jettison.config.values import did_you_mean
 from jettison.config.vllm.facts import Fact, known_aliases, known_flags, version
 from jettison.config.vllm.rules import Drop, Keep, Outcome, Refuse, Rule, Set, is_neutral
-from jettison.config.vllm.serving_rules import COMING, NO_IMAGES, NO_LORA, NO_POOLING, ONLY_GENERATES
+from jettison.config.vllm.serving_rules import NO_IMAGES, NO_LORA, NO_POOLING, ONLY_GENERATES
 from jettison.config.vllm.table import RULES
 from jettison.errors import ConfigError
 
@@ -386,8 +386,3 @@ def _settle_value(
 
 def _same_key(first: object, second: object) -> bool:
     return str(first).replace("-", "_") == str(second).replace("-", "_")
-
-
-def coming() -> frozenset[str]:
-    """Flags that are done wherever their part of Jettison is there."""
-    return COMING
