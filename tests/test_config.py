@@ -143,7 +143,8 @@ def test_an_api_key_is_not_printed():
         ({"model": "m", "api_key": [""]}, ["--api-key"]),
         ({"model": "m", "api_key": "clé"}, ["--api-key", "ASCII"]),
         ({"model": "m", "api_key": 7}, ["--api-key"]),
-        ({"model": "m", "max_num_seqs": 600}, ["--max-num-seqs 600", "--max-num-batched-tokens 512"]),
+        ({"model": "m", "max_num_seqs": 600, "max_num_batched_tokens": 512},
+         ["--max-num-seqs 600", "--max-num-batched-tokens 512"]),
         ({"model": "m", "environ": {"JETTISON_API_KEY": " x"}}, ["JETTISON_API_KEY"]),
     ],
 )

@@ -71,7 +71,8 @@ def test_of_several_snapshots_the_main_one(repository):
     (repository / "refs" / "main").write_text(OTHER + "\n")
     assert model_folder(str(repository)).endswith(OTHER)
     (repository / "refs" / "main").unlink()
-    with pytest.raises(ConfigError, match="2 snapshots, and refs/main names none of them; name the folder of one"):
+    told = "2 snapshots, and refs/main names none of them; name the folder of one, or its --revision"
+    with pytest.raises(ConfigError, match=told):
         EngineConfig.resolve(model=str(repository))
 
 
@@ -99,21 +100,63 @@ def test_a_folder_that_is_only_called_so_is_a_model(tmp_path):
 )  # fmt: skip
 def test_a_name_of_the_hub_gets_a_hint(named, repo, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert f"`hf download {repo} --local-dir DIR`" in download_hint(named)
+    assert f"cache {tmp_path}: after `hf download {repo}` the same command" in download_hint(named)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=f"no such folder; name a Hugging Face model folder.*hf download {repo} "):
+    with pytest.raises(ModelError, match=f"no such folder; name a Hugging Face model folder.*hf download {repo}`"):
         read_config(Path(named))
 
 
-@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
-def test_the_hint_names_what_the_cache_has(repository, tmp_path, monkeypatch, variable):
-    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+
+
+@pytest.fixture
+def no_cache(tmp_path, monkeypatch):
+    """No cache is named, and the user's own is empty."""
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    below = {"HF_HUB_CACHE": "hub", "HF_HOME": "", "XDG_CACHE_HOME": ""}[variable]
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_name_is_found_in_the_cache_that_a_variable_names(variable, repository, tmp_path, no_cache, monkeypatch):
+    below = {"HF_HOME": "", "XDG_CACHE_HOME": ""}.get(variable, "hub")
     if variable == "XDG_CACHE_HOME":
         (tmp_path / "huggingface").symlink_to(tmp_path)
+    assert model_folder("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
     monkeypatch.setenv(variable, str(tmp_path / below))
-    assert "models--Qwen--Qwen3-0.6B, which can be named here" in download_hint("Qwen/Qwen3-0.6B")
+    for begin, end in (("", ""), ("", "/"), ("hf:/", ""), ("https://huggingface.co/", "")):
+        named = f"{begin}Qwen/Qwen3-0.6B{end}"
+        config = EngineConfig.resolve(model=named)
+        assert os.path.samefile(config.model.model, repository / "snapshots" / HASH)
+        assert config.model.served_model_name == "Qwen/Qwen3-0.6B"
+        assert EngineConfig.resolve(**config.flat()) == config
+
+
+def test_a_folder_here_goes_before_the_cache(repository, tmp_path, no_cache):
+    (tmp_path / "Qwen" / "Qwen3-0.6B").mkdir(parents=True)
+    assert model_folder("Qwen/Qwen3-0.6B", None, str(tmp_path / "hub")) == "Qwen/Qwen3-0.6B"
+
+
+def test_a_cache_that_is_named_goes_before_the_variables(repository, tmp_path, no_cache, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "other"))
+    config = EngineConfig.resolve(model="Qwen/Qwen3-0.6B", download_dir=str(tmp_path / "hub"))
+    assert os.path.samefile(config.model.model, repository / "snapshots" / HASH)
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit(repository, tmp_path, no_cache):
+    (repository / "snapshots" / OTHER).mkdir()
+    (repository / "refs" / "pr").mkdir()
+    (repository / "refs" / "pr" / "7").write_text(OTHER)
+    cache = str(tmp_path / "hub")
+    for revision in (OTHER, "pr/7"):
+        assert model_folder("Qwen/Qwen3-0.6B", revision, cache).endswith(OTHER)
+        assert model_folder(str(repository), revision).endswith(OTHER)
+    assert model_folder("Qwen/Qwen3-0.6B", "main", cache).endswith(HASH)
+    for unknown in ("v2", "../../blobs/1", "0" * 39, "\0"):  # the last but one begins two commits
+        told = r"has no revision .*; `hf download Qwen/Qwen3-0.6B --revision .*` gets it"
+        with pytest.raises(ConfigError, match=told):
+            model_folder("Qwen/Qwen3-0.6B", unknown, cache)
 
 
 def test_a_gguf_file_gets_the_command_that_makes_a_folder_of_it(tmp_path):

@@ -18,9 +18,10 @@ AT_WORK = ("device.", "live.", "cli.", "simulate.")
 """Rooms whose larger things become smaller on other branches: the list may name one that is gone."""
 
 SETTINGS = {
-    "config.sections.OverloadConfig", "core.params.ClusterParams", "server.settings.ServerSettings",
-    "simulate.workload_spec.WorkloadSpec", "workload.options.BenchOptions", "workload.client.ReplayOptions",
-    "workload.options.SynthOptions",
+    "config.engine.EngineConfig", "config.sections.OverloadConfig", "core.params.ClusterParams",
+    "server.settings.ServerSettings",
+    "server.llm_types.SamplingParams", "simulate.workload_spec.WorkloadSpec", "workload.options.BenchOptions",
+    "workload.client.ReplayOptions", "workload.options.SynthOptions",
 }
 
 LARGER = {

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from jettison.cli.flags import resolve_config, with_config_flags
-from jettison.cli.help import Command, Group
+from jettison.cli.help import Group
+from jettison.cli.pasted import PastedCommand
 from jettison.live.machine.address_space import check_address_limit
 
 app = typer.Typer(
@@ -20,7 +21,7 @@ def _group() -> None:
     """Compute files of requests (OpenAI's batch format)."""
 
 
-@app.command("run", cls=Command)
+@app.command("run", cls=PastedCommand)
 @with_config_flags
 def run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Requests, one a line, as for /v1/batches.")],

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from jettison.cli.flags import resolve_config, with_config_flags
-from jettison.cli.help import Command, Group
+from jettison.cli.help import Group
+from jettison.cli.pasted import PastedCommand
 from jettison.config import KEYS, SECRET_KEYS, EngineConfig
 
 app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
@@ -20,7 +21,7 @@ def _group() -> None:
     """Look at the configuration."""
 
 
-@app.command("show", cls=Command)
+@app.command("show", cls=PastedCommand)
 @with_config_flags
 def show(
     model_dir: Annotated[

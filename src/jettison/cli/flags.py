@@ -9,15 +9,16 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import Field, fields
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
 
+from jettison.cli.pasted import read_file_of_flags, said_notes
 from jettison.config import KEYS, EngineConfig, Key
 from jettison.config.cards import visible_cards
-from jettison.config.files import read_yaml_mapping
+from jettison.config.vllm.translate import note_of
 from jettison.workload.options import Flag
 
 _PANELS = {
@@ -108,12 +109,21 @@ def _option(each: Field[Any], hint: Any) -> inspect.Parameter:
 def resolve_config(
     model_dir: Path | None, file: Path | None, flags: dict[str, Any], *, needs_model: bool = True
 ) -> EngineConfig:
-    """Flags over the environment over the file over the defaults. Raises ConfigError."""
+    """Flags over the environment over the file over the defaults. Raises ConfigError.
+
+    The file may have keys of vLLM, as may a line that ``jettison.cli.pasted`` has read; what of both is without effect
+    is in the configuration's ``notes``.
+    """
     if model_dir is not None:
         flags = {"model": str(model_dir), **flags}
-    from_file = None if file is None else read_yaml_mapping(file)
+    notes, from_file = said_notes(), None
+    if file is not None:
+        from_file, found = read_file_of_flags(file)
+        found.check()
+        notes.include(found.notes)
     place_in_file = None if from_file is None else from_file.place_of
-    return EngineConfig.resolve(
+    config = EngineConfig.resolve(
         file=from_file, place_in_file=place_in_file, environ=os.environ, look_for_cards=visible_cards,
         needs_model=needs_model, **flags
     )
+    return replace(config, notes=(*note_of(notes), *config.notes))

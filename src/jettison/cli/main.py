@@ -33,6 +33,7 @@ from jettison.cli import (
     verify_cmd,
 )
 from jettison.cli.help import Command, Group
+from jettison.cli.pasted import PastedCommand
 from jettison.errors import JettisonError, UserError
 from jettison.live.machine.address_space import explained
 
@@ -71,7 +72,7 @@ def _root(
     pass
 
 
-app.command("serve", cls=Command)(serve.serve)
+app.command("serve", cls=PastedCommand)(serve.serve)
 app.command("bench", cls=Command)(bench.bench)
 app.add_typer(batch_cmd.app, name="batch")
 app.add_typer(model.app, name="model")
@@ -79,7 +80,7 @@ app.add_typer(config_cmd.app, name="config")
 app.add_typer(trace_cmd.app, name="trace")
 app.command("verify", cls=Command)(verify_cmd.verify)
 app.command("demo", cls=Command)(demo.demo)
-app.command("profile", cls=Command)(profile_cmd.profile)
+app.command("profile", cls=PastedCommand)(profile_cmd.profile)
 app.command("explain", cls=Command)(explain_cmd.explain)
 app.command("simulate", cls=Command)(simulate_cmd.simulate)
 app.command("bill", cls=Command)(bill_cmd.bill)
@@ -93,17 +94,6 @@ def version() -> None:
     """Print the version."""
     typer.echo(f"jettison {__version__}")
 
-
-_LEFT_OUT = (
-    (("--lora", "--enable-lora", "--max-lora", "--fully-sharded-loras", "--adapter"),
-     "adapters (LoRA) are not served; merge one into its model, and serve the merged folder"),
-    (("--pooler", "--override-pooler", "--pooling", "--embedding", "--rerank"),
-     "embeddings and scores are not served, only models that generate text"),
-    (("--task", "--runner", "--convert"), "all models are served to generate text, and for nothing else"),
-    (("--limit-mm", "--mm-", "--mmproj", "--image", "--allowed-local-media"),
-     "images, sound and video are not served; of a model with images its text part is"),
-)  # fmt: skip
-"""Beginnings of options that other servers have for what is left out here, and why there is none."""
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 """Unknown flags, commands and missing arguments, of whichever click this typer brings or uses."""
@@ -144,9 +134,6 @@ def _misuse(error: Any) -> int:
         print(message, file=sys.stderr)
         return 2
     where = error.ctx.command_path if error.ctx is not None else "jettison"
-    option = getattr(error, "option_name", None) or ""
-    told = (f"No such option: {option}: {why}" for begins, why in _LEFT_OUT if option.startswith(begins))
-    message = next(told, message)
     return _complain(f"{message.rstrip('.')}; see {where} --help", 2)
 
 

@@ -11,13 +11,13 @@ decides whether the model folder can be served, and whether the budget holds its
 from __future__ import annotations
 
 from jettison.config.engine import KEYS, EngineConfig, Key, Source, usable_cores
+from jettison.config.model import ModelConfig
 from jettison.config.sections import (
     API_KEY_VARIABLE,
     DEFAULT_MAX_NUM_SEQS,
     SECRET_KEYS,
     FaultsConfig,
     MemoryConfig,
-    ModelConfig,
     OverloadConfig,
     PackingConfig,
     SchedulerConfig,

@@ -42,22 +42,22 @@ class DeviceConfig:
         metavar="N,N", unset="auto")
 
 
-def settle(values: dict[str, Any], look: LookForCards | None) -> None:
-    """Resolve ``device``, ``cards``, and the keys of memory that depend on them.
+def settle(values: dict[str, Any], look: LookForCards | None) -> tuple[str, ...]:
+    """Resolve ``device``, ``cards``, and the keys of memory that depend on them; returns lines for the log.
 
     ``look`` finds cards for ``auto`` (None: none is looked for) and for ``cuda`` (None: as this process sees them).
     Raises ConfigError, BudgetError. No card need be there: what cannot be known stays as it is, and is asked for where
     an engine is assembled.
     """
     cards: Sequence[Card] = ()
-    if values["device"] == "auto":
+    is_told = values["device"] != "auto"
+    if not is_told:
         cards = look() if look is not None and not _is_for_the_cpu(values) else ()
         values["device"] = "cuda" if cards and missing_software() is None else "cpu"
     elif values["device"] == "cuda":
         cards = (look or visible_cards)()
     if values["device"] == "cpu":
-        _settle_processor(values)
-        return
+        return _settle_processor(values, is_told)
     num_instances = values["instances"]
     if not values["cards"]:
         values["cards"] = tuple(i % len(cards) for i in range(num_instances)) if cards else ()
@@ -69,13 +69,19 @@ def settle(values: dict[str, Any], look: LookForCards | None) -> None:
     page_bytes = values["page_size"]
     if page_bytes is not None and page_bytes % CARD_PAGE_BYTES:
         raise ConfigError(f"--page-size {format_bytes(page_bytes)}: pages of a card are multiples of 2MiB")
+    return ()
 
 
 def _is_for_the_cpu(values: dict[str, Any]) -> bool:
     return values["dtype"] == "float64" or values["kernels"] not in ("auto", "cuda", "cuda-invariant")
 
 
-def _settle_processor(values: dict[str, Any]) -> None:
+def _settle_processor(values: dict[str, Any], is_told: bool) -> tuple[str, ...]:
+    """``is_told``: --device cpu was said. Else a share of a card may come from a line for machines that have one."""
+    notes: tuple[str, ...] = ()
+    if values["gpu_memory_utilization"] and not is_told:
+        notes = ("--gpu-memory-utilization is for cards, and none is used: --memory bounds an instance on the cpu",)
+        values["gpu_memory_utilization"] = None
     for name, flag in (("cards", "--cards"), ("gpu_memory_utilization", "--gpu-memory-utilization")):
         if values[name]:
             raise ConfigError(f"{flag} is for --device cuda, and instances run on the cpu")
@@ -84,6 +90,7 @@ def _settle_processor(values: dict[str, Any]) -> None:
     page_bytes = values["page_size"] = values["page_size"] or DEFAULT_PAGE_BYTES
     if page_bytes & (page_bytes - 1):
         raise ConfigError(f"--page-size must be a power of two on the cpu, not {page_bytes}")
+    return notes
 
 
 def _settle_memory(values: dict[str, Any], cards: Sequence[Card]) -> None:

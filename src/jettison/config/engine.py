@@ -16,17 +16,18 @@ from typing import Any, Literal
 
 from jettison.config.devices import MOST_HOST_BYTES, DeviceConfig, LookForCards, settle
 from jettison.config.hubcache import model_folder, model_name
+from jettison.config.model import ModelConfig
 from jettison.config.network import CorsConfig, TlsConfig
 from jettison.config.offline import harvest_parts
 from jettison.config.rungs import uses_host_pool
 from jettison.config.sections import (
     API_KEY_VARIABLE,
     DEFAULT_MAX_NUM_SEQS,
+    DEFAULT_TOKEN_BUDGET,
     FaultsConfig,
     Launcher,
     LogLevel,
     MemoryConfig,
-    ModelConfig,
     OfflineConfig,
     OverloadConfig,
     PackingConfig,
@@ -77,6 +78,8 @@ class EngineConfig:
     """Key -> the source of its value."""
     places: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
     """Key -> its file and line, for the keys set by a file."""
+    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Lines for the log: what was said and has no effect here."""
 
     @contextmanager
     def placed(self) -> Iterator[None]:
@@ -125,7 +128,7 @@ class EngineConfig:
             values[name] = _parsed(key, given[name]) if name in given else key.default
         if needs_model and not values["model"]:
             raise ConfigError("no model folder: name MODEL_DIR after the command, or `model: DIR` in --config")
-        settle(values, look_for_cards)
+        notes = settle(values, look_for_cards)
         _complete(values, num_cores or usable_cores(), given)
         provenance: dict[str, Source] = {name: given[name].source if name in given else "default" for name in KEYS}
         sections = {
@@ -134,7 +137,8 @@ class EngineConfig:
         }
         own = {key.field: values[key.name] for key in KEYS.values() if not key.section}
         places = {name: said.place for name, said in given.items() if said.place}
-        return cls(**sections, **own, provenance=MappingProxyType(provenance), places=MappingProxyType(places))
+        return cls(**sections, **own, provenance=MappingProxyType(provenance), places=MappingProxyType(places),
+                   notes=notes)
 
     def flat(self) -> dict[str, Any]:
         """Key -> value, in the order of ``KEYS``: ``resolve(**config.flat()) == config``, also by way of JSON, where a
@@ -296,9 +300,8 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
         return f"{key.name} {value} ({place})" if place else f"{key.flag} {value}"
 
     if values["model"]:
-        values["model"] = model_folder(values["model"])
-    if values["served_model_name"] is None:
-        values["served_model_name"] = model_name(values["model"]) if values["model"] else ""
+        values["model"] = model_folder(values["model"], values["revision"], values["download_dir"])
+        values["served_model_name"] = values["served_model_name"] or (model_name(values["model"]),)
     if values["host_memory"] is None:
         uses_pool = uses_host_pool(values["overload"]) or "checkpoint" in harvest_parts(values["offline"])
         most = MOST_HOST_BYTES if values["device"] == "cuda" else values["memory"]
@@ -308,6 +311,8 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
         values["rebalance"] = values["dispatch"] == "freest"
     if values["num_threads"] is None:
         values["num_threads"] = max(1, num_cores // values["instances"])
+    if values["max_num_batched_tokens"] is None:
+        values["max_num_batched_tokens"] = max(DEFAULT_TOKEN_BUDGET, values["max_num_seqs"] or 0)
     budget = values["max_num_batched_tokens"]
     if values["max_num_seqs"] is None:
         values["max_num_seqs"] = min(DEFAULT_MAX_NUM_SEQS, budget)

@@ -32,6 +32,11 @@ class YamlMapping(dict[Any, Any]):
         self._path = path
         self._lines = lines
 
+    def replaced(self, content: dict[Any, Any], origins: dict[Any, Any]) -> YamlMapping:
+        """Other content of the same file. ``origins``: the key here that a new key comes from, where it differs."""
+        lines = {key: self._lines[origin] for key in content if (origin := origins.get(key, key)) in self._lines}
+        return YamlMapping(content, self._path, lines)
+
     def place_of(self, key: object) -> str:
         """``FILE, line 3``."""
         line = self._lines.get(key)

@@ -15,6 +15,7 @@ from jettison.config.values import (
     Choice,
     Parser,
     Switch,
+    count_from,
     float_from,
     int_from,
     json_object,
@@ -27,10 +28,6 @@ from jettison.config.values import (
     truth,
 )
 
-DType = Literal["auto", "float64", "float32", "bfloat16"]
-Kernels = Literal["auto", "native", "native+torch-linear", "torch", "cuda", "cuda-invariant"]
-LoadFormat = Literal["auto", "random"]
-QuantizedWeights = Literal["auto", "kept", "widened"]
 Lookahead = Literal["on", "off"]
 StepAhead = Literal["auto", "on", "off"]
 OfflineSlices = Literal["auto", "on", "off"]
@@ -55,6 +52,7 @@ API_KEY_VARIABLE = "JETTISON_API_KEY"
 SECRET_KEYS = ("api_key", "admin_key")
 """Keys with secret values, which are never shown."""
 DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_TOKEN_BUDGET = 512
 DEFAULT_MEMORY_BYTES = 1 << 30
 DEFAULT_PAGE_BYTES = 64 << 10
 
@@ -85,45 +83,6 @@ def config_key(
         "parse": parse if unset is None else or_none(parse, unset),
     }
     return field(default=default if bare is None else bare, repr=name not in SECRET_KEYS, metadata=metadata)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The model: its weights, their precision, and the kernels."""
-
-    model: str = config_key("", nonempty, "Model folder (Hugging Face layout).", metavar="DIR")
-    served_model_name: str = config_key(
-        None, nonempty, "Name clients use for the model (auto: the folder's name; ORG/NAME of a snapshot in the "
-        "hub's cache).",
-        metavar="NAME", unset="auto", bare="")
-    load_format: LoadFormat = config_key(
-        "auto", Choice(LoadFormat), "Where the weights come from: the folder's safetensors (auto), or a fixed seed, "
-        "for trials of a shape (random): the folder needs its config.json only, and without a tokenizer tokens are "
-        "bytes.")
-    dtype: DType = config_key(
-        "auto", Choice(DType), "Precision of weights, activations and KV (auto: the checkpoint's).")
-    quantized_weights: QuantizedWeights = config_key(
-        "auto", Choice(QuantizedWeights), "A quantized folder's matrices of 4 and 8 bits in memory: as the integers "
-        "that the folder stores (kept), or as numbers of --dtype (widened); auto: kept where the kernels can, which is "
-        "on the CPU but not in float64.")
-    kernels: Kernels = config_key(
-        "auto", Choice(Kernels), "What computes. On the CPU: the compiled kernels, the same with torch's products in "
-        "bfloat16, or torch alone (auto: compiled where they were built, with torch's products where the processor has "
-        "AMX). With torch's products rows depend on their batch in the last bits. On cards: cuda-invariant (auto), or "
-        "cuda, whose rows depend on their batch.")
-    max_model_len: int | None = config_key(
-        None, int_from(1), "Most tokens (prompt and output) of one request (auto: the model's context).",
-        metavar="N", unset="auto")
-    generation_config: str = config_key(
-        "auto", nonempty, "Sampling that requests leave open: as the model's generation_config.json has it (auto), "
-        "OpenAI's defaults (vllm), or as another folder's file has it, whose max_new_tokens bounds every answer.",
-        metavar="auto|vllm|DIR")
-    override_generation_config: str | None = config_key(
-        None, json_object, 'Sampling put over that, as a JSON object: \'{"temperature": 0.5}\'; max_new_tokens in it '
-        "bounds every answer.", metavar="JSON", unset="none")
-    seed: int | None = config_key(
-        0, int_from(0, 2**63 - 1), "Seed for requests that send none (none: other draws at every start).",
-        metavar="N", unset="none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +119,9 @@ class SchedulerConfig:
         f"Most requests running on one instance; a merged group runs as many for each of its instances (auto: "
         f"{DEFAULT_MAX_NUM_SEQS}, or the token budget where that is less).",
         metavar="N", unset="auto", bare=DEFAULT_MAX_NUM_SEQS)
-    max_num_batched_tokens: int = config_key(512, int_from(1), "Token budget of one step.", metavar="N")
+    max_num_batched_tokens: int = config_key(
+        None, count_from(1), "Token budget of one step, also as 8k (auto: 512, or --max-num-seqs where that is more).",
+        metavar="N", unset="auto", bare=DEFAULT_TOKEN_BUDGET)
     admission_watermark: float = config_key(
         0.01, float_from(0.0, 0.9), "Part of the blocks kept free when a request is admitted.", metavar="FRACTION")
     scheduling_policy: SchedulingPolicy = config_key(

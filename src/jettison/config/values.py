@@ -87,6 +87,29 @@ def int_from(minimum: int, maximum: int | None = None) -> Parser:
     return parse
 
 
+def count_from(minimum: int) -> Parser:
+    """A parser of whole numbers from ``minimum`` up that may end in k, m or g (powers of ten) or K, M or G (of two):
+    ``4k`` is 4000 and ``32K`` is 32768, as for vLLM."""
+    plain = int_from(minimum)
+
+    def parse(value: object) -> int:
+        number: object = value
+        if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+)(\.\d+)?([kKmMgG])\s*", value)):
+            whole, part, unit = match.groups()
+            if part and unit.isupper():
+                raise ValueError(f"takes no part of {unit}: write {whole}{part}{unit.lower()} for a power of ten")
+            scale = 1000 if unit.islower() else 1024
+            number = round(float(whole + (part or "")) * scale ** ("kmg".index(unit.lower()) + 1))
+        return int(str(plain(number)))
+
+    return parse
+
+
+def length_or_none(value: object) -> int | None:
+    """A number as ``count_from`` reads it, or None for -1, which means the model's own in vLLM."""
+    return None if value in (-1, "-1") else int(str(count_from(1)(value)))
+
+
 def float_from(minimum: float, maximum: float | None = None) -> Parser:
     """A parser of finite numbers from ``minimum`` up to ``maximum``."""
     wanted = f"a number >= {minimum:g}" if maximum is None else f"a number from {minimum:g} to {maximum:g}"
@@ -169,6 +192,15 @@ def nonempty_list(value: object) -> tuple[str, ...]:
     if any(text != text.strip() or not text.isascii() for text in texts):
         raise ValueError("needs ASCII texts without spaces around them")
     return texts
+
+
+def name_list(value: object) -> tuple[str, ...]:
+    """One name or several, each once; none for ``auto``."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)):
+        raise ValueError("needs a name or a list of names")
+    named = tuple(dict.fromkeys(nonempty(name) for name in names))
+    return () if named == ("auto",) else named
 
 
 def text_list(value: object) -> tuple[str, ...]:

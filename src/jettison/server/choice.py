@@ -54,6 +54,11 @@ class ChoiceText:
         """Tokens of the answer, a stop token included."""
         self.finish_reason: Finish | None = None
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the choice."""
+        return None if self._matcher is None else self._matcher.matched
+
     def feed(self, event: TokenEvent) -> Delta:
         """Take one event. With a stop string found, ``finish_reason`` is set before the engine's own end."""
         delta = Delta("", None, [])

@@ -119,7 +119,8 @@ class InfoRoutes:
         """One name."""
         asked = request.path_params["model_id"]
         name = next((name for name in self._state.settings.model_names if same_name(asked, name)), asked)
-        return json_response(self._model_card(self._state.check_model(name)))
+        self._state.check_model(name)
+        return json_response(self._model_card(name))
 
     def _model_card(self, name: str) -> dict[str, Any]:
         info = self._state.engine.info

@@ -50,6 +50,8 @@ def serve(config: EngineConfig) -> int:
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.addFilter(TracebackLimit())
     logging.basicConfig(level=str(config.log_level).upper(), handlers=[handler])
+    for note in config.notes:
+        logger.info("%s", note)
     try:
         import uvloop
 
@@ -171,7 +173,7 @@ def _settings(
     if defaults.told is not None:
         logger.info("%s", defaults.told)
     return ServerSettings(
-        model_names=(config.model.served_model_name,),
+        model_names=config.model.served_model_names,
         api_keys=api_keys,
         admin_keys=config.server.admin_keys,
         keys_may_change=keys.path is not None,

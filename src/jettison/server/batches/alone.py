@@ -74,7 +74,7 @@ async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) 
     settings = replace(
         batch_settings(config, engine.prepare()), folder=work_folder(out), is_made_at_once=True, max_lines=NO_LIMIT)
     server = ServerSettings(
-        model_names=(config.model.served_model_name,), default_seed=config.model.seed,
+        model_names=config.model.served_model_names, default_seed=config.model.seed,
         max_stops=config.server.max_stop_strings, max_logprobs=config.server.max_logprobs,
         sampling_defaults=sampling_defaults(config), templates=template_settings(config.templates))
     tokenizer = Tokenizer.from_dir(
