@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from jettison.device.step import SamplingRow, unpack_ints, unpack_token_set
+from jettison.device.step import SamplingRow, token_mask, unpack_ints
 from jettison.types import SampledToken, TokenLogprobs
 
 GREEDY_BELOW = 1e-5
@@ -182,10 +182,7 @@ def _adjust(row: Floats, spec: SamplingRow) -> None:
     for token, bias in spec.logit_bias:
         row[token] += bias
     if spec.allowed_token_ids:
-        allowed = unpack_token_set(spec.allowed_token_ids)
-        kept = row[allowed]
-        row[:] = -math.inf
-        row[allowed] = kept
+        np.copyto(row, -math.inf, where=np.logical_not(token_mask(spec.allowed_token_ids, len(row))))
     if spec.banned_token_ids:
         _ban(row, list(spec.banned_token_ids))
     if spec.repetition_penalty != 1.0:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 from jettison.device.backend import BackEnd, HostPool, StepRunner
 from jettison.device.choice import choose_back_end
 from jettison.device.devicebytes import Bytes, as_bytes
+from jettison.device.grammars import Grammars
 from jettison.device.hostcopy import HostCopy
 from jettison.device.mapahead import MappedAhead
 from jettison.device.memory import DeviceMemory
@@ -37,11 +39,12 @@ from jettison.device.model.identity import (
 )
 from jettison.device.model.seeded import weights_by
 from jettison.device.model.shards import model_shape
+from jettison.device.model.vocabulary import read_vocabulary
 from jettison.device.model.weights import PIECE_BYTES
 from jettison.device.model.workspace import Workspace
 from jettison.device.remote import AttentionPort
 from jettison.device.sharedcopy import SharedCopy
-from jettison.device.spec import DeviceSpec
+from jettison.device.spec import RANDOM, DeviceSpec
 from jettison.device.step import Int32s, Running, StepInput, StepOutput
 from jettison.errors import ConfigError, ModelError, NotReadyError
 from jettison.memory.hostpool import num_host_slots
@@ -76,6 +79,7 @@ class DeviceWorker:
         self._shared: SharedCopy | None = None
         self._memory: DeviceMemory | None = None
         self._runner: StepRunner | None = None
+        self._grammars: Grammars | None = None
         self._kv_layers = LayerRange(0, 0)
         self._resident: frozenset[ShardId] = frozenset()
         self._complete: set[ShardId] = set()
@@ -126,6 +130,9 @@ class DeviceWorker:
             memory.start(LayoutSpec(self._resident, layers))
             runner = back_end.make_runner(config, dtype, memory, kernels, spec.max_num_tokens, spec.max_num_seqs)
             self._runner = runner
+            byte_tokens = config.vocab_size if spec.load_format == RANDOM else None
+            self._grammars = Grammars(
+                partial(read_vocabulary, spec.model_dir, byte_tokens), config.vocab_size, 2 * spec.max_num_seqs)
             slots = num_host_slots(spec.host_bytes, shape, spec.block_size)
             self._host = back_end.make_host_pool(slots, shape.num_layers, self.kv_block_bytes)
             self.ahead = MappedAhead(memory, shape, spec.drop_layers)
@@ -160,6 +167,9 @@ class DeviceWorker:
         self._ready.clear()
         self._refused.clear()
         self._identity = None
+        if self._grammars is not None:
+            self._grammars.close()
+            self._grammars = None
         if self._shared is not None:
             self._shared.close()
             self._shared = None
@@ -211,6 +221,8 @@ class DeviceWorker:
             raise IndexError(f"step {step.step_id}: block {num_blocks - 1} of {memory.capacity_blocks}")
         # Before the step: a step that fails half-way has written blocks, too.
         memory.note_written(num_blocks)
+        if step.sampling and self._grammars is not None:
+            step.masks = self._grammars.begin(step.sampling)
         return runner.start_step(step, hidden, port, gives_up)
 
     def run_step(

@@ -396,7 +396,7 @@ class Group:
             if state.ending is not None:
                 continue
             token_id = token.token_id
-            if token_id == FAILED_TOKEN_ID:
+            if token_id <= FAILED_TOKEN_ID:
                 outcome.ended.append(RowEnd(state, token, FinishReason.ERROR))
                 continue
             if queues.suspects and state.on_trial and state.suspicion.note_token_alone():

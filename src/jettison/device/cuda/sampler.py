@@ -2,7 +2,7 @@
 
 ``plan`` lists on the host what a step's rows ask for, as arrays that travel with the step; ``launch`` only launches;
 ``finish`` makes records of what came back. Which rows the host's sampler draws instead, ``plan`` knows: those with a
-list of allowed tokens, or with ids that do not fit. All other tokens are on the device when a step ends.
+list of allowed tokens or a grammar, or with ids that do not fit. All other tokens are on the device when a step ends.
 
 Not here: whether logits are finite (``Kernels.argmax``), and where arrays lie (``staging``).
 """
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from jettison.device.cuda.draws import describe, draw, rows_at_once
 from jettison.device.sampler import GREEDY_BELOW, Sampler, uniform_draws
-from jettison.device.step import SamplingRow, unpack_ints
-from jettison.types import FAILED_TOKEN_ID, SampledToken, TokenLogprobs
+from jettison.device.step import RowMasks, SamplingRow, unpack_ints
+from jettison.types import FAILED_TOKEN_ID, GRAMMAR_FAILED_TOKEN_ID, SampledToken, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ class CudaSampler:
         ids = [*spec.banned_token_ids, *spec.logprob_token_ids, *(token for token, _ in spec.logit_bias)]
         return (
             not spec.allowed_token_ids
+            and spec.grammar is None
             and len(dict(spec.logit_bias)) == len(spec.logit_bias)
             and all(0 <= token < self.vocab_size for token in ids)
             and all(_are_inside(data, self.vocab_size) for data in (spec.prompt_ids, spec.output_ids))
@@ -164,10 +165,16 @@ class CudaSampler:
     # -------------------------------------------------------------------------------------------------- after a step
 
     def finish(
-        self, plan: Plan, results: Mapping[str, npt.NDArray[Any]], row_of: Callable[[int], Tensor]
+        self, plan: Plan, results: Mapping[str, npt.NDArray[Any]], row_of: Callable[[int], Tensor],
+        masks: RowMasks | None = None,
     ) -> list[SampledToken]:
         """The tokens, in the order of the plan's rows. ``results``: of ``launch``, on the host; ``row_of``: logits
-        [1, vocab_size] of a slot, on the host. A row that cannot be sampled fails alone."""
+        [1, vocab_size] of a slot, on the host; ``masks``: of rows with grammars. A row that cannot be sampled fails
+        alone."""
+        on_host, failed = plan.on_host, frozenset[int]()
+        if masks is not None:
+            rows, failed = masks.applied(list(on_host.values()), self.vocab_size)
+            on_host = dict(zip(on_host, rows, strict=True))
         tokens: list[int] = results["tokens"].tolist()
         sampled = [SampledToken(token) for token in tokens]
         places = {slot: (at, spec) for at, (slot, spec) in enumerate(plan.described)}
@@ -176,8 +183,10 @@ class CudaSampler:
             if token == -1:
                 logger.error("row %d of %d cannot be sampled: its logits are not finite", row, len(tokens))
                 sampled[slot] = SampledToken(FAILED_TOKEN_ID)
-            elif slot in plan.on_host:
-                sampled[slot] = self._sampled_on_host(plan.on_host[slot], row, row_of(slot))
+            elif row in failed:
+                sampled[slot] = SampledToken(GRAMMAR_FAILED_TOKEN_ID)
+            elif slot in on_host:
+                sampled[slot] = self._sampled_on_host(on_host[slot], row, row_of(slot))
             elif slot in places:
                 sampled[slot] = SampledToken(token, _described(token, results, *places[slot]))
         return sampled
