@@ -32,13 +32,13 @@ LIMITS = {
     "initial_lexer_fuel": 2_000_000, "step_lexer_fuel": 400_000, "step_max_items": 50_000, "max_items_in_row": 2_000,
     "max_lexer_states": 50_000, "max_grammar_size": 500_000, "verbose_errors": False,
 }  # fmt: skip
-"""Of one grammar here: llguidance's own, but for its lexer: twice its fuel (front ends compile with half of that, so that
-what compiled there compiles here), and a fifth of its states, which take one to two KiB each."""
+"""Of one grammar here: llguidance's own, but for its lexer: twice its fuel (front ends compile with half of that, so
+that what compiled there compiles here), and a fifth of its states, which take one to two KiB each."""
 
 
 class _Words:
-    """A vocabulary as ``LLTokenizer`` reads it. Where a grammar leaves only one text, llguidance asks for its tokens and
-    allows no others: those of the model's own tokenizer or, where that changes the text, the longest ones."""
+    """A vocabulary as ``LLTokenizer`` reads it. Where a grammar leaves only one text, llguidance asks for its tokens
+    and allows no others: those of the model's own tokenizer or, where that changes the text, the longest ones."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -187,7 +187,7 @@ class Masks:
                 logger.warning("the grammar of row %d: %s", row.row, mask)
                 failed.add(row.row)
             elif mask is not None:
-                row = msgspec.structs.replace(  # noqa: PLW2901
+                row = msgspec.structs.replace(
                     row, grammar=None, allowed_token_ids=_both(row.allowed_token_ids, mask, vocab_size))
             rows.append(row)
         return rows, frozenset(failed)

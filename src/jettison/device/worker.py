@@ -12,7 +12,7 @@ import logging
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor
 from jettison.device.backend import BackEnd, HostPool, StepRunner
 from jettison.device.choice import choose_back_end
 from jettison.device.devicebytes import Bytes, as_bytes
-from jettison.device.grammars import Grammars
 from jettison.device.hostcopy import HostCopy
 from jettison.device.mapahead import MappedAhead
 from jettison.device.memory import DeviceMemory
@@ -50,6 +49,9 @@ from jettison.errors import ConfigError, ModelError, NotReadyError
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.types import LayerRange, ModelShape, ShardId
+
+if TYPE_CHECKING:
+    from jettison.device.grammars import Grammars
 
 logger = logging.getLogger(__name__)
 
@@ -130,9 +132,6 @@ class DeviceWorker:
             memory.start(LayoutSpec(self._resident, layers))
             runner = back_end.make_runner(config, dtype, memory, kernels, spec.max_num_tokens, spec.max_num_seqs)
             self._runner = runner
-            byte_tokens = config.vocab_size if spec.load_format == RANDOM else None
-            self._grammars = Grammars(
-                partial(read_vocabulary, spec.model_dir, byte_tokens), config.vocab_size, 2 * spec.max_num_seqs)
             slots = num_host_slots(spec.host_bytes, shape, spec.block_size)
             self._host = back_end.make_host_pool(slots, shape.num_layers, self.kv_block_bytes)
             self.ahead = MappedAhead(memory, shape, spec.drop_layers)
@@ -221,9 +220,20 @@ class DeviceWorker:
             raise IndexError(f"step {step.step_id}: block {num_blocks - 1} of {memory.capacity_blocks}")
         # Before the step: a step that fails half-way has written blocks, too.
         memory.note_written(num_blocks)
-        if step.sampling and self._grammars is not None:
-            step.masks = self._grammars.begin(step.sampling)
+        if any(row.grammar is not None for row in step.sampling):
+            step.masks = self._open_grammars().begin(step.sampling)
         return runner.start_step(step, hidden, port, gives_up)
+
+    def _open_grammars(self) -> Grammars:
+        """Made for the first row that has one: until then nothing of it is loaded."""
+        if self._grammars is None:
+            from jettison.device.grammars import Grammars
+
+            spec, vocab_size = self._spec, self.config.vocab_size
+            byte_tokens = vocab_size if spec.load_format == RANDOM else None
+            read = partial(read_vocabulary, spec.model_dir, byte_tokens)
+            self._grammars = Grammars(read, vocab_size, 2 * spec.max_num_seqs)
+        return self._grammars
 
     def run_step(
         self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None,

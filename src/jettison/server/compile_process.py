@@ -1,4 +1,4 @@
-"""``python -m jettison.server.compile_process``: compiles clients' grammars, so that what one costs is not the server's.
+"""``python -m jettison.server.compile_process``: compiles clients' grammars, at no cost to the server.
 
 It reads one line with the special tokens, then jobs, and answers each; all are lines of JSON. Its memory and its stack
 are bounded, its time by its reader, which kills it. It ends with its reader.

@@ -30,7 +30,7 @@ def grammar_text(kind: str, text: str, white_space: str | None, special_tokens: 
     structural tags that name some. Raises ConstraintError."""
     made: Callable[[], str] = {
         "json": lambda: LLMatcher.grammar_from_json_schema(_schema(text), overrides=_options(white_space)),
-        "regex": lambda: LLMatcher.grammar_from_regex(text),
+        "regex": lambda: LLMatcher.grammar_from_lark(f"start: {_regex(text)}"),
         "choice": lambda: LLMatcher.grammar_from_lark("start: " + _alternatives(map(_literal, _choices(text)))),
         "grammar": lambda: grammar_from("grammar", text),
         "structural_tag": lambda: LLMatcher.grammar_from_lark(_Tags(special_tokens, white_space).lark(text)),
@@ -73,6 +73,11 @@ def _choices(text: str) -> list[str]:
     if not choices:
         raise ConstraintError("there is no choice")
     return list(dict.fromkeys(choices))
+
+
+def _regex(pattern: str) -> str:
+    r"""In Lark. As in JSON schemas, ``\d`` and ``\w`` are ASCII's."""
+    return f"/{regex_to_lark(pattern, 'dw')}/" if pattern else '""'
 
 
 def _literal(text: str) -> str:
@@ -135,7 +140,7 @@ class _Tags:
             case "json_schema" if document.get("style", "json") == "json":
                 return self._rule(self._json(document.get("json_schema")))
             case "regex":
-                return self._rule("/" + regex_to_lark(_text(document, "pattern"), "") + "/")
+                return self._rule(_regex(_text(document, "pattern")))
             case "any_text":
                 if document.get("excludes"):
                     raise ConstraintError("any_text with excludes is not done here")

@@ -27,7 +27,7 @@ class Constraint:
 
     kind: Kind
     text: str
-    """``json``: a JSON schema. ``regex``: a regular expression over the whole answer (Rust's syntax). ``choice``: a JSON
+    """``json``: a JSON schema. ``regex``: a regular expression of the whole answer (Rust's syntax). ``choice``: a JSON
     list of strings, one of which is the answer. ``grammar``: Lark as llguidance reads it, or GBNF; in Lark ``<name>``
     is the special token of that text. ``structural_tag``: vLLM's JSON document, of either form: free text with
     ``structures`` and ``triggers``, or a ``format``."""

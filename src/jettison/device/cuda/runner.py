@@ -297,7 +297,8 @@ class CudaRunner:
             prompts = {asked.row: self._prompt(i, asked, fetched) for i, asked in enumerate(step.prompt_logprobs)}
             output = StepOutput(step.step_id, [], prompts)
             if logits is not None:
-                output.tokens = self._sampler.finish(plan, fetched, lambda slot: logits[slot : slot + 1].cpu(), step.masks)
+                output.tokens = self._sampler.finish(
+                    plan, fetched, lambda slot: logits[slot : slot + 1].cpu(), step.masks)
             self._last.check_followed(step)
             self._last.note(output)
             return output

@@ -165,7 +165,7 @@ class _GrammarPlaces:
     """Where each grammar's text and tokens have been sent, so that a step carries what is new.
 
     A worker that was restarted, or has given a state up, has to be sent all of it: it says so by failing the step
-    (GrammarLostError), and whoever hears of a failed step calls ``forget_places``.
+    (GrammarLostError), and the driver calls ``forget_places`` for every step that failed.
     """
 
     _OVERLAP = 8
