@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,20 +37,17 @@ from jettison.device.model.identity import (
 )
 from jettison.device.model.seeded import weights_by
 from jettison.device.model.shards import model_shape
-from jettison.device.model.vocabulary import read_vocabulary
 from jettison.device.model.weights import PIECE_BYTES
 from jettison.device.model.workspace import Workspace
 from jettison.device.remote import AttentionPort
 from jettison.device.sharedcopy import SharedCopy
-from jettison.device.spec import RANDOM, DeviceSpec
+from jettison.device.rowmasks import DeviceMasks
+from jettison.device.spec import DeviceSpec
 from jettison.device.step import Int32s, Running, StepInput, StepOutput
 from jettison.errors import ConfigError, ModelError, NotReadyError
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.types import LayerRange, ModelShape, ShardId
-
-if TYPE_CHECKING:
-    from jettison.device.grammars import Grammars
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +77,7 @@ class DeviceWorker:
         self._shared: SharedCopy | None = None
         self._memory: DeviceMemory | None = None
         self._runner: StepRunner | None = None
-        self._grammars: Grammars | None = None
+        self._masks: DeviceMasks | None = None
         self._kv_layers = LayerRange(0, 0)
         self._resident: frozenset[ShardId] = frozenset()
         self._complete: set[ShardId] = set()
@@ -132,6 +128,7 @@ class DeviceWorker:
             memory.start(LayoutSpec(self._resident, layers))
             runner = back_end.make_runner(config, dtype, memory, kernels, spec.max_num_tokens, spec.max_num_seqs)
             self._runner = runner
+            self._masks = DeviceMasks(spec, config.vocab_size)
             slots = num_host_slots(spec.host_bytes, shape, spec.block_size)
             self._host = back_end.make_host_pool(slots, shape.num_layers, self.kv_block_bytes)
             self.ahead = MappedAhead(memory, shape, spec.drop_layers)
@@ -166,9 +163,8 @@ class DeviceWorker:
         self._ready.clear()
         self._refused.clear()
         self._identity = None
-        if self._grammars is not None:
-            self._grammars.close()
-            self._grammars = None
+        if self._masks is not None:
+            self._masks.close()
         if self._shared is not None:
             self._shared.close()
             self._shared = None
@@ -220,20 +216,9 @@ class DeviceWorker:
             raise IndexError(f"step {step.step_id}: block {num_blocks - 1} of {memory.capacity_blocks}")
         # Before the step: a step that fails half-way has written blocks, too.
         memory.note_written(num_blocks)
-        if any(row.grammar is not None for row in step.sampling):
-            step.masks = self._open_grammars().begin(step.sampling)
+        if step.sampling and self._masks is not None:
+            step.masks = self._masks.begin(step.sampling)
         return runner.start_step(step, hidden, port, gives_up)
-
-    def _open_grammars(self) -> Grammars:
-        """Made for the first row that has one: until then nothing of it is loaded."""
-        if self._grammars is None:
-            from jettison.device.grammars import Grammars
-
-            spec, vocab_size = self._spec, self.config.vocab_size
-            byte_tokens = vocab_size if spec.load_format == RANDOM else None
-            read = partial(read_vocabulary, spec.model_dir, byte_tokens)
-            self._grammars = Grammars(read, vocab_size, 2 * spec.max_num_seqs)
-        return self._grammars
 
     def run_step(
         self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None,

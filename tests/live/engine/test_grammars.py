@@ -1,4 +1,4 @@
-"""A request with a grammar gets the tokens that it gets alone, wherever its memory goes, and they follow the grammar."""
+"""A request with a grammar gets the tokens that it gets alone, wherever its memory goes, and they follow it."""
 
 from __future__ import annotations
 
