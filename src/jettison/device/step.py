@@ -63,6 +63,20 @@ def token_mask(data: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
     return mask
 
 
+def token_words(data: bytes, vocab_size: int) -> npt.NDArray[np.int32]:
+    """[ceil(vocab_size / 32)]: a bit for each token of a set, the lowest first. Raises as ``token_mask`` does."""
+    mask = token_mask(data, -(-vocab_size // 32) * 32)
+    return np.packbits(mask, bitorder="little").view(_WIRE_INT32)
+
+
+def is_set_inside(data: bytes, vocab_size: int) -> bool:
+    """Whether a set has no ids beyond a vocabulary; an empty one is none. Bits beyond are nothing."""
+    if data[:1] != _IDS:
+        return True
+    ids = unpack_ints(data[1:])
+    return not len(ids) or bool(ids.min() >= 0 and ids.max() < vocab_size)
+
+
 def unpack_token_set(data: bytes) -> npt.NDArray[np.integer]:
     """Inverse of ``pack_token_set``: the ids, ascending. Raises ValueError for other bytes."""
     kind, rest = data[:1], data[1:]

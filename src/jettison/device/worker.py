@@ -40,8 +40,8 @@ from jettison.device.model.shards import model_shape
 from jettison.device.model.weights import PIECE_BYTES
 from jettison.device.model.workspace import Workspace
 from jettison.device.remote import AttentionPort
-from jettison.device.sharedcopy import SharedCopy
 from jettison.device.rowmasks import DeviceMasks
+from jettison.device.sharedcopy import SharedCopy
 from jettison.device.spec import DeviceSpec
 from jettison.device.step import Int32s, Running, StepInput, StepOutput
 from jettison.errors import ConfigError, ModelError, NotReadyError

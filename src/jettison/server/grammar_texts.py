@@ -10,9 +10,12 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, grammar_from, regex_to_lark
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 """Between tokens of JSON, unless a request says otherwise: enough for a deep indentation, and bounded, as models that
@@ -50,7 +53,7 @@ def one_line(message: str) -> str:
     return " ".join(kept)[:300].rstrip(".") or "it is not valid"
 
 
-def _options(white_space: str | None) -> dict[str, Any]:
+def _options(white_space: str | None) -> JsonCompileOptions:
     if white_space == "":
         return {"whitespace_flexible": False}
     return {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE if white_space is None else white_space}
@@ -161,7 +164,7 @@ class _Tags:
         if not isinstance(schema, dict | bool):
             raise ConstraintError("json_schema must be an object")
         whole = {} if schema is True else {"not": {}} if schema is False else schema
-        options = _options(self._white_space) | dict(whole.get("x-guidance") or {})
+        options = {**_options(self._white_space), **dict(whole.get("x-guidance") or {})}
         return "%json " + json.dumps({**whole, "x-guidance": options})
 
     def _tag(self, document: Mapping[str, Any], begin: str) -> str:
