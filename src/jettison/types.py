@@ -178,6 +178,9 @@ FAILED_TOKEN_ID = -1
 """In place of a token: this row could not be sampled (its logits are not numbers, say). Its request alone fails."""
 GRAMMAR_FAILED_TOKEN_ID = -2
 """Likewise: the row's grammar went beyond its bounds, or allows no token."""
+LATER_TOKEN_ID = -3
+"""In place of a token: what the row's grammar allows was not known yet. Its last token is computed again, and sampled
+then; no other row waits."""
 
 
 class SampledToken(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from jettison.device.model.vocabulary import Vocabulary, read_vocabulary
 from jettison.device.step import GrammarRow, SamplingRow, pack_ints, token_mask
 from jettison.errors import GrammarLostError
 from jettison.server.grammar_texts import grammar_text
+from jettison.types import GRAMMAR_FAILED_TOKEN_ID, LATER_TOKEN_ID
 
 VOCAB_SIZE = 600
 END = (257, 260)
@@ -93,8 +95,10 @@ class Drawing:
         row = self.row(anew=anew)
         masks = grammars.begin([row])
         assert masks is not None
-        (row,), failed = masks.applied([row], VOCAB_SIZE)
-        assert not failed
+        while LATER_TOKEN_ID in (instead := masks.applied([row], VOCAB_SIZE)[1]).values():
+            pass
+        (row,), instead = masks.applied([row], VOCAB_SIZE)
+        assert not instead
         return token_mask(row.allowed_token_ids, VOCAB_SIZE) if row.allowed_token_ids else None
 
     def step(self, grammars: Grammars) -> bool:
@@ -223,8 +227,35 @@ def test_a_grammar_that_goes_beyond_its_bounds_fails_alone(folder: Path) -> None
     plain = SamplingRow(2, 0, 0, 0.0, 1.0, 0, 0.0)
     masks = grammars.begin([good, bad, plain])
     assert masks is not None
-    rows, failed = masks.applied([good, bad, plain], VOCAB_SIZE)
-    assert failed == {1} and rows[0].allowed_token_ids and rows[2] is plain
+    while LATER_TOKEN_ID in masks.applied([good, bad, plain], VOCAB_SIZE)[1].values():
+        pass
+    rows, instead = masks.applied([good, bad, plain], VOCAB_SIZE)
+    assert instead == {1: GRAMMAR_FAILED_TOKEN_ID} and rows[0].allowed_token_ids and rows[2] is plain
+    grammars.close()
+
+
+def test_what_is_not_ready_is_for_later_and_keeps_no_other_waiting(tmp_path: Path) -> None:
+    """A vocabulary that is not read yet, then a grammar that is not compiled yet."""
+    byte_level(tmp_path)
+    vocabulary, may_go_on = read_vocabulary(tmp_path), threading.Event()
+
+    def read() -> Vocabulary:
+        may_go_on.wait(60)
+        return vocabulary
+
+    grammars = Grammars(read, VOCAB_SIZE, 4)
+    drawing = Drawing(vocabulary, grammar_text("choice", '["yes"]', None, {}))
+    for _ in range(3):
+        row = drawing.row(anew=True)
+        assert row.grammar is not None
+        row.grammar.text = row.grammar.text if not _ else ""
+        masks = grammars.begin([row])
+        assert masks is not None
+        assert masks.applied([row], VOCAB_SIZE)[1] == {0: LATER_TOKEN_ID}
+    may_go_on.set()
+    while not drawing.step(grammars):
+        pass
+    assert drawing.said == "yes"
     grammars.close()
 
 

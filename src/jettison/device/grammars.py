@@ -2,7 +2,9 @@
 
 A state is a parser (llguidance's) that has been fed the output's tokens. It belongs to its request and is kept here
 from step to step, but it can be made anew from what a row says: so it follows its request through every move of memory.
-What a row counts on and is not here any more fails the step (GrammarLostError), which then runs again with all of it.
+What a row counts on and is not here any more fails the step (GrammarLostError), which then runs again with all of it. A
+row whose mask is not there when the step has been computed is sampled in a later one (``types.LATER_TOKEN_ID``): a
+grammar that is compiled, a vocabulary that is read, keep no other row waiting.
 
 Not here: how a mask changes logits (``sampler``), what clients may ask (``server.structured``).
 """
@@ -10,9 +12,13 @@ Not here: how a mask changes logits (``sampler``), what clients may ask (``serve
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, NamedTuple
 
 import llguidance
 import msgspec
@@ -21,8 +27,9 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 from jettison.device.model.vocabulary import Vocabulary
-from jettison.device.step import GrammarRow, Int32s, SamplingRow, bits_token_set, token_mask, unpack_ints
+from jettison.device.step import GrammarRow, SamplingRow, bits_token_set, token_mask, unpack_ints
 from jettison.errors import GrammarLostError
+from jettison.types import GRAMMAR_FAILED_TOKEN_ID, LATER_TOKEN_ID
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +41,14 @@ LIMITS = {
 }  # fmt: skip
 """Of one grammar here: llguidance's own, but for its lexer: twice its fuel (front ends compile with half of that, so
 that what compiled there compiles here), and a fifth of its states, which take one to two KiB each."""
+
+
+STACK_BYTES = 16 << 20
+"""Of the threads here: four times what front ends compile with, so that what did not overflow there does not here."""
+LEAST_WAIT_S = 0.005
+"""A step waits for masks at its end as long as it has computed until then, at least so long: running a row again costs
+a small model more than that in messages."""
+_NOT_YET = object()
 
 
 class _Words:
@@ -129,12 +144,22 @@ class GrammarState:
         """Whether an end token has been drawn behind it."""
         return self._has_ended
 
-    def is_before(self, num_before: int, output: Int32s) -> bool:
+    def is_before(self, num_before: int, output_ids: bytes) -> bool:
         """Whether its tokens are the beginning of an output, of which those from ``num_before`` on are given."""
-        num_tokens = len(self._tokens)
+        num_tokens, output = len(self._tokens), unpack_ints(output_ids)
         if not num_before <= num_tokens <= num_before + len(output):
             return False
-        return self._tokens[num_before:] == output[: num_tokens - num_before].tolist()
+        return self._tokens[num_before:num_tokens] == output[: num_tokens - num_before].tolist()
+
+    def mask_behind(self, row: GrammarRow) -> bytes | None:
+        """A bit for each token that may come behind the row's output, which is told to it; None: all may. Raises
+        GrammarFailure."""
+        self.advance(unpack_ints(row.output_ids)[self.num_tokens - row.num_before :].tolist())
+        if self.is_free:
+            return None
+        bits: Bits = np.zeros((self._tokenizer.vocab_size + 31) // 32, dtype=np.uint32)
+        self.fill(bits)
+        return bits.tobytes()
 
     def advance(self, tokens: Sequence[int]) -> None:
         """The output has got these tokens. Raises GrammarFailure where they are none that the grammar allows."""
@@ -174,23 +199,57 @@ class GrammarState:
 class Masks:
     """Of one step, on their way: a ``RowMasks``."""
 
-    def __init__(self, made: Future[dict[int, bytes | GrammarFailure]]) -> None:
-        self._made = made
+    def __init__(self) -> None:
+        self._begin_s = time.perf_counter()
+        self._lost: GrammarLostError | None = None
+        self._made: dict[int, bytes | GrammarFailure | None] = {}
+        """Row -> what is known of it, written by the thread as it goes on; None: all tokens are allowed."""
+        self._parts: list[Future[Any]] = []
+        self._built: dict[int, Future[_Built]] = {}
+        """Row -> its state, which was not there when the step began."""
 
-    def applied(self, sampling: Sequence[SamplingRow], vocab_size: int) -> tuple[list[SamplingRow], frozenset[int]]:
+    def lose(self, why: str) -> None:
+        """The step cannot be sampled."""
+        self._lost = GrammarLostError(why)
+
+    def await_masks(self, work: Callable[[dict[int, bytes | GrammarFailure | None]], None],
+                    thread: ThreadPoolExecutor) -> None:
+        """Have ``work`` fill in rows."""
+        self._parts.append(thread.submit(work, self._made))
+
+    def await_state(self, row: int, built: Future[_Built]) -> None:
+        """The row's mask comes with its state."""
+        self._parts.append(built)
+        self._built[row] = built
+
+    def applied(self, sampling: Sequence[SamplingRow], vocab_size: int) -> tuple[list[SamplingRow], dict[int, int]]:
         """See ``RowMasks``. Where a client's own list leaves none of a grammar's tokens, the grammar alone counts."""
-        made = self._made.result()
-        rows, failed = [], set()
+        if self._lost is not None:
+            raise self._lost
+        wait(self._parts, max(LEAST_WAIT_S, time.perf_counter() - self._begin_s))
+        rows: list[SamplingRow] = []
+        instead: dict[int, int] = {}
         for row in sampling:
-            mask = made.get(row.row)
+            if row.grammar is None:
+                rows.append(row)
+                continue
+            mask = self._mask(row.row)
             if isinstance(mask, GrammarFailure):
                 logger.warning("the grammar of row %d: %s", row.row, mask)
-                failed.add(row.row)
-            elif mask is not None:
-                row = msgspec.structs.replace(
-                    row, grammar=None, allowed_token_ids=_both(row.allowed_token_ids, mask, vocab_size))
-            rows.append(row)
-        return rows, frozenset(failed)
+                instead[row.row] = GRAMMAR_FAILED_TOKEN_ID
+            elif mask is _NOT_YET:
+                instead[row.row] = LATER_TOKEN_ID
+            allowed = row.allowed_token_ids
+            if isinstance(mask, bytes):
+                allowed = _both(allowed, mask, vocab_size)
+            rows.append(msgspec.structs.replace(row, grammar=None, allowed_token_ids=allowed))
+        return rows, instead
+
+    def _mask(self, row: int) -> bytes | GrammarFailure | object | None:
+        built = self._built.get(row)
+        if built is None:
+            return self._made.get(row, _NOT_YET)
+        return built.result().mask if built.done() else _NOT_YET
 
 
 def _both(allowed: bytes, mask: bytes, vocab_size: int) -> bytes:
@@ -200,82 +259,118 @@ def _both(allowed: bytes, mask: bytes, vocab_size: int) -> bytes:
     return bits_token_set(np.packbits(both, bitorder="little").tobytes() if both.any() else mask)
 
 
+class _Built(NamedTuple):
+    """A state that was made for a row, and the row's mask."""
+
+    state: GrammarState | None
+    """None where it failed."""
+    mask: bytes | GrammarFailure | None
+
+
+_Known = tuple[int, GrammarRow, GrammarState]
+"""A row, and its state."""
+
+
 class Grammars:
-    """The states of one device. Cheap to make: the vocabulary is read with the first grammar."""
+    """The states of one device. Cheap to make: the vocabulary is read with the first grammar.
+
+    Two threads, so that a grammar that is compiled, or a long output that is read again, keeps no other's mask waiting.
+    """
 
     def __init__(self, read: Callable[[], Vocabulary], vocab_size: int, max_states: int) -> None:
         """``read``: the model's vocabulary; ``max_states``: the least lately used ones beyond these are given up."""
         self._read = read
         self._vocab_size = vocab_size
         self._max_states = max_states
-        self._vocabulary: Vocabulary | None = None
         self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
-        self._states: OrderedDict[str, GrammarState] = OrderedDict()
-        self._thread: ThreadPoolExecutor | None = None
+        self._states: OrderedDict[str, Future[_Built]] = OrderedDict()
+        self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
+        """For masks, and for states."""
 
     def begin(self, sampling: Sequence[SamplingRow]) -> Masks | None:
         """Begin to make the masks of a step; None where no row of it has a grammar."""
         asked = [(row.row, row.grammar) for row in sampling if row.grammar is not None]
         if not asked:
             return None
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        return Masks(self._thread.submit(self._make, asked))
-
-    def close(self) -> None:
-        """End the thread. Idempotent."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.shutdown()
-
-    def _make(self, asked: list[tuple[int, GrammarRow]]) -> dict[int, bytes | GrammarFailure]:
-        made: dict[int, bytes | GrammarFailure] = {}
+        if self._threads is None:
+            self._threads = _thread("masks"), _thread("grammars")
+        masks, known = Masks(), list[_Known]()
         for row, grammar in asked:
-            try:
-                mask = self._mask(grammar)
-                if mask is not None:
-                    made[row] = mask
-            except GrammarFailure as failure:
-                self._states.pop(grammar.request_id, None)
-                made[row] = failure
+            found = self._find(grammar)
+            if found is None:
+                masks.lose(f"the grammar of request {grammar.request_id} is not kept here")
+            elif isinstance(found, GrammarState):
+                known.append((row, grammar, found))
+            else:
+                masks.await_state(row, found)
+        if known:
+            masks.await_masks(partial(_make, known), self._threads[0])
         while len(self._states) > self._max_states:
             self._states.popitem(last=False)
-        return made
+        return masks
 
-    def _mask(self, row: GrammarRow) -> bytes | None:
-        """A bit for each token; None: all are allowed."""
-        tokenizer = self._tokenizer(row.end_token_ids)
-        state = self._state(row, tokenizer)
-        output = unpack_ints(row.output_ids)
-        state.advance(output[state.num_tokens - row.num_before :].tolist())
-        if state.is_free:
-            return None
-        bits: Bits = np.zeros((tokenizer.vocab_size + 31) // 32, dtype=np.uint32)
-        state.fill(bits)
-        return bits.tobytes()
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        threads, self._threads = self._threads, None
+        for thread in threads or ():
+            thread.shutdown(cancel_futures=True)
 
-    def _state(self, row: GrammarRow, tokenizer: LLTokenizer) -> GrammarState:
-        """The request's state, as far as it is right; a new one where the row has all that it needs."""
-        state = self._states.get(row.request_id)
-        if state is not None and (not row.text or row.text == state.text):
-            if state.is_before(row.num_before, unpack_ints(row.output_ids)):
-                self._states.move_to_end(row.request_id)
+    def _find(self, row: GrammarRow) -> GrammarState | Future[_Built] | None:
+        """The request's state, or that it is being made; None where it would have to be, and the row says too
+        little."""
+        kept = self._states.get(row.request_id)
+        if kept is not None:
+            self._states.move_to_end(row.request_id)
+            if not kept.done() or (state := kept.result().state) is None:
+                if not row.text:
+                    return kept
+            elif (not row.text or row.text == state.text) and state.is_before(row.num_before, row.output_ids):
                 return state
-        if not row.text or row.num_before:
-            raise GrammarLostError(f"the grammar of request {row.request_id} is not kept here")
-        self._states.pop(row.request_id, None)
-        state = self._states[row.request_id] = GrammarState(tokenizer, row)
-        return state
+        if not row.text or row.num_before or self._threads is None:
+            return None
+        kept = self._states[row.request_id] = self._threads[1].submit(self._build, row)
+        return kept
+
+    def _build(self, row: GrammarRow) -> _Built:
+        """A new state, told of the whole output."""
+        try:
+            tokenizer = self._tokenizer(row.end_token_ids)
+            state = GrammarState(tokenizer, row)
+            return _Built(state, state.mask_behind(row))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this request only
+            return _Built(None, _as_failure(error))
 
     def _tokenizer(self, end_token_ids: tuple[int, ...]) -> LLTokenizer:
         tokenizer = self._tokenizers.get(end_token_ids)
         if tokenizer is None:
             if not end_token_ids:
                 raise GrammarFailure("the model has no end token")
-            if self._vocabulary is None:
-                self._vocabulary = self._read()
-            tokenizer = make_tokenizer(self._vocabulary, end_token_ids, self._vocab_size)
+            tokenizer = make_tokenizer(self._read(), end_token_ids, self._vocab_size)
             self._tokenizers[end_token_ids] = tokenizer
         return tokenizer
 
 
+def _make(known: list[_Known], made: dict[int, bytes | GrammarFailure | None]) -> None:
+    for row, grammar, state in known:
+        try:
+            made[row] = state.mask_behind(grammar)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row only
+            made[row] = _as_failure(error)
+
+
+def _as_failure(error: Exception) -> GrammarFailure:
+    if isinstance(error, GrammarFailure):
+        return error
+    logger.error("a grammar cannot be followed", exc_info=error)
+    return GrammarFailure(str(error))
+
+
+def _thread(name: str) -> ThreadPoolExecutor:
+    """One thread with a stack of its own size: grammars are compiled by recursion."""
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+        pool.submit(int).result()  # starts it
+    finally:
+        threading.stack_size(before)
+    return pool

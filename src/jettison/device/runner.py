@@ -26,7 +26,7 @@ from jettison.device.remote import Attending, AttentionPort, attend_for_peer
 from jettison.device.sampler import Sampler
 from jettison.device.step import Ended, Int32s, SamplingRow, Shed, StepInput, StepOutput
 from jettison.device.stepcheck import check_input, check_limits, remote_parts
-from jettison.types import FAILED_TOKEN_ID, GRAMMAR_FAILED_TOKEN_ID, LayerRange, SampledToken, TokenLogprobs
+from jettison.types import FAILED_TOKEN_ID, LayerRange, SampledToken, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -207,14 +207,14 @@ class Runner:
             return StepOutput(step.step_id, [], prompt_logprobs)
         sampled = self._workspace.rows[: len(step.sample_rows)]
         torch.index_select(x, 0, torch.from_numpy(row_ends[step.sample_rows] - 1), out=sampled)
-        rows, sampling, failed = step.sample_rows.tolist(), step.sampling, frozenset[int]()
+        rows, sampling = step.sample_rows.tolist(), step.sampling
+        instead: dict[int, int] = {}
         logits = self._decoder.logits(sampled)
         if step.masks is not None:
-            sampling, failed = step.masks.applied(sampling, self.config.vocab_size)
+            sampling, instead = step.masks.applied(sampling, self.config.vocab_size)
         tokens = self._sample(logits, rows, sampling)
-        for place, row in enumerate(rows if failed else ()):
-            if row in failed:
-                tokens[place] = SampledToken(GRAMMAR_FAILED_TOKEN_ID)
+        for row, token_id in instead.items():
+            tokens[rows.index(row)] = SampledToken(token_id)
         return StepOutput(step.step_id, tokens, prompt_logprobs)
 
     def _sample(self, logits: Tensor, rows: list[int], sampling: Sequence[SamplingRow]) -> list[SampledToken]:

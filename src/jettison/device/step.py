@@ -139,9 +139,10 @@ class SamplingRow(msgspec.Struct, array_like=True):
 class RowMasks(Protocol):
     """What the grammars of a step's rows allow, which is being worked out beside the step."""
 
-    def applied(self, sampling: Sequence[SamplingRow], vocab_size: int) -> tuple[list[SamplingRow], frozenset[int]]:
-        """Sampling rows of the step, with masks among their allowed tokens, and which rows cannot be sampled. Waits.
-        Raises GrammarLostError."""
+    def applied(self, sampling: Sequence[SamplingRow], vocab_size: int) -> tuple[list[SamplingRow], dict[int, int]]:
+        """Sampling rows of the step, with masks among their allowed tokens; and for each row that cannot be sampled, or
+        not yet, what stands in place of its token (``types.LATER_TOKEN_ID``). Waits for what is nearly there. Raises
+        GrammarLostError."""
         ...
 
 

@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 from jettison.server.grammar_texts import ConstraintError, grammar_text, one_line
 
 STACK_BYTES = 4 << 20
-"""Half of what threads that compile the same in workers have: what does not overflow here does not there."""
+"""A fourth of what threads that compile the same in workers have: what does not overflow here does not there."""
 LIMITS = {
     "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 200_000, "max_lexer_states": 25_000,
     "max_grammar_size": 250_000, "verbose_errors": False,

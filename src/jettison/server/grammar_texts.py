@@ -42,7 +42,7 @@ def grammar_text(kind: str, text: str, white_space: str | None, special_tokens: 
         return made()
     except ConstraintError:
         raise
-    except (ValueError, RecursionError) as error:
+    except Exception as error:  # noqa: BLE001 - llguidance's, of many kinds, and of schemas of other shapes
         raise ConstraintError(one_line(str(error))) from None
 
 
@@ -164,8 +164,7 @@ class _Tags:
         if not isinstance(schema, dict | bool):
             raise ConstraintError("json_schema must be an object")
         whole = {} if schema is True else {"not": {}} if schema is False else schema
-        options = {**_options(self._white_space), **dict(whole.get("x-guidance") or {})}
-        return "%json " + json.dumps({**whole, "x-guidance": options})
+        return "%json " + json.dumps({**whole, "x-guidance": _options(self._white_space)})
 
     def _tag(self, document: Mapping[str, Any], begin: str) -> str:
         """A tag, of whose beginning ``begin`` is still to be written. Free text within it ends with its end."""

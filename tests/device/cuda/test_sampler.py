@@ -71,13 +71,13 @@ class Given:
 
     def applied(self, sampling, vocab_size):
         allowed = pack_token_set([5, 7, 11, VOCAB - 1])
-        return [structs.replace(sampling[0], allowed_token_ids=allowed), *sampling[1:]], frozenset({2})
+        return [structs.replace(sampling[0], allowed_token_ids=allowed), *sampling[1:]], {2: GRAMMAR_FAILED_TOKEN_ID}
 
 
 def test_grammars_bind_rows_on_the_card() -> None:
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(2)) * 3
-    sampler, sampling = CudaSampler(VOCAB), [row(0), row(1, allowed_token_ids=pack_token_set(range(1, VOCAB, 2))), row(2)]
-    plan = sampler.plan([0, 1, 2, 3], sampling, Given())
+    sampler, odd = CudaSampler(VOCAB), pack_token_set(range(1, VOCAB, 2))
+    plan = sampler.plan([0, 1, 2, 3], [row(0), row(1, allowed_token_ids=odd), row(2)], Given())
     assert not plan.on_host
     tokens = logits.argmax(1)
     made = sampler.launch(logits, tokens, plan, {name: torch.from_numpy(a) for name, a in plan.arrays.items()})

@@ -44,6 +44,7 @@ from jettison.policy.slo import Pace
 from jettison.policy.standing import Foreseen
 from jettison.types import (
     FAILED_TOKEN_ID,
+    LATER_TOKEN_ID,
     FinishReason,
     GroupId,
     LayerRange,
@@ -382,6 +383,8 @@ class Group:
                 # A step ahead computed what would have been the next token of a request that has ended meanwhile.
                 if state.recompute or context_len >= state.num_tokens:
                     continue
+            if token is not None and token.token_id == LATER_TOKEN_ID:
+                num_tokens, token = num_tokens - 1, None
             state.num_computed += num_tokens
             if context_len < state.num_prompt:
                 fresh.note_prompt(state)

@@ -21,7 +21,7 @@ from torch import Tensor
 from jettison.device.cuda.draws import describe, draw, rows_at_once
 from jettison.device.sampler import GREEDY_BELOW, Sampler, uniform_draws
 from jettison.device.step import RowMasks, SamplingRow, is_set_inside, token_words, unpack_ints
-from jettison.types import FAILED_TOKEN_ID, GRAMMAR_FAILED_TOKEN_ID, SampledToken, TokenLogprobs
+from jettison.types import FAILED_TOKEN_ID, SampledToken, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class Plan:
     """Slots with log-probabilities, as ``arrays["described"]`` has them."""
     on_host: dict[int, SamplingRow] = field(default_factory=dict)
     """Slots for the host's sampler."""
-    failed: frozenset[int] = frozenset()
-    """Rows whose grammars cannot be followed any further."""
+    instead: dict[int, int] = field(default_factory=dict)
+    """Rows whose grammars leave them without a token, and what stands in its place."""
 
 
 class CudaSampler:
@@ -69,7 +69,7 @@ class CudaSampler:
         grammars, which are waited for. Raises ValueError where an entry's row is not sampled, and GrammarLostError."""
         plan = Plan(list(rows))
         if masks is not None:
-            sampling, plan.failed = masks.applied(sampling, self.vocab_size)
+            sampling, plan.instead = masks.applied(sampling, self.vocab_size)
         slot_of = {row: slot for slot, row in enumerate(plan.rows)}
         drawn: dict[bool, list[tuple[int, SamplingRow]]] = {False: [], True: []}
         for spec in sampling:
@@ -190,8 +190,8 @@ class CudaSampler:
             if token == -1:
                 logger.error("row %d of %d cannot be sampled: its logits are not finite", row, len(tokens))
                 sampled[slot] = SampledToken(FAILED_TOKEN_ID)
-            elif row in plan.failed:
-                sampled[slot] = SampledToken(GRAMMAR_FAILED_TOKEN_ID)
+            elif row in plan.instead:
+                sampled[slot] = SampledToken(plan.instead[row])
             elif slot in plan.on_host:
                 sampled[slot] = self._sampled_on_host(plan.on_host[slot], row, row_of(slot))
             elif slot in places:
