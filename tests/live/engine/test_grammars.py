@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from jettison.config import EngineConfig
 from jettison.core.totals import counters
+from jettison.device import grammars
 from jettison.device.model.byte_tokenizer import TURN_START_ID
 from jettison.device.model.create import create_model
 from jettison.device.step import pack_token_set
@@ -155,3 +158,41 @@ def test_where_a_list_of_tokens_leaves_none_the_grammar_counts(model_dir: Path) 
     done, _ = serve(model_dir, {"a": ([3, 4], params)}, 400)
     assert done["a"].finish_reason is FinishReason.STOP
     assert Tokenizer.from_dir(model_dir).decode(done["a"].token_ids) == "abc"
+
+
+def test_a_slow_grammar_keeps_no_other_request_waiting(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compiled until the other request has ended; its prompt fills its blocks."""
+    plain_ended, seen = threading.Event(), []
+    make = grammars.make_tokenizer
+
+    def slow(*args: Any) -> Any:
+        seen.append(plain_ended.wait(60))
+        return make(*args)
+
+    monkeypatch.setattr(grammars, "make_tokenizer", slow)
+    settings: dict[str, object] = {
+        "model": str(model_dir), "dtype": "float64", "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 48,
+        "instances": 1, "memory": "64MiB",
+    }  # fmt: skip
+    plain = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    text = grammar_text("choice", '["abc"]', None, {})
+    bound = SamplingParams(max_tokens=20, temperature=0.0, grammar=Grammar(text))
+    with LocalCluster(EngineConfig.resolve(**settings), seed=1) as cluster:
+        cluster.submit("bound", list(range(1, 9)), bound)
+        cluster.submit("plain", list(range(20, 29)), plain)
+
+        def watch() -> None:
+            while cluster.completions["plain"].finish_reason is None:
+                time.sleep(0.001)
+            plain_ended.set()
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        cluster.run()
+        watching.join()
+        cluster.core.check()
+        done = cluster.completions
+    assert seen == [True], "the other request ended first"
+    assert done["bound"].finish_reason is FinishReason.STOP
+    assert Tokenizer.from_dir(model_dir).decode(done["bound"].token_ids) == "abc"
+    assert len(done["plain"].token_ids) == 20
