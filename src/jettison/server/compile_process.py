@@ -1,7 +1,7 @@
 """``python -m jettison.server.compile_process``: compiles clients' grammars, at no cost to the server.
 
 It reads one line with the special tokens, then jobs, and answers each; all are lines of JSON. Its memory and its stack
-are bounded, its time by its reader, which kills it. It ends with its reader.
+are bounded, and of each job its time of the processor: it ends where it needs more. It ends with its reader, too.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Text -> id."""
     memory_bytes: int
     """Beyond what the process has at its start."""
+    cpu_s: float
+    """Of the processor, for one job."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +120,10 @@ def main() -> None:
     out.write(b"\n")
     out.flush()
     while line := lines.readline():
-        out.write(msgspec.json.encode(compiler.compiled(msgspec.json.decode(line, type=Job))) + b"\n")
+        signal.setitimer(signal.ITIMER_PROF, setting.cpu_s)  # SIGPROF ends a process
+        answer = compiler.compiled(msgspec.json.decode(line, type=Job))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        out.write(msgspec.json.encode(answer) + b"\n")
         out.flush()
 
 

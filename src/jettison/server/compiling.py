@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -31,7 +32,10 @@ logger = logging.getLogger(__name__)
 MAX_TEXT_BYTES = 1 << 18
 """Of a constraint: schemas of agents with a hundred tools have half of that."""
 MAX_COMPILE_S = 0.8
-"""Time of one constraint, with what its answer takes well under a second."""
+"""Of the processor, for one constraint: with what its answer takes well under a second, and the same on a machine that
+is busy."""
+MAX_WAIT_S = 30.0
+"""For the answer, however busy the machine is."""
 MAX_START_S = 30.0
 MAX_MEMORY_BYTES = 48 << 20
 """Beyond what a fresh child has; with what that has, under 64 MiB more than before."""
@@ -95,14 +99,17 @@ class GrammarCompiler:
     def _ask(self, constraint: Constraint) -> Compiled:
         """Have the child compile. On the compiler's own thread."""
         with self._lock:
+            if self._child is not None and self._child.has_ended:  # while it had nothing to do
+                self._child.close()
+                self._child = None
             if self._child is None:
                 self._child = _Child(self._special_tokens)
             job = Job(kind=constraint.kind, text=constraint.text, white_space=constraint.whitespace_pattern)
             try:
                 return self._child.ask(job)
             except (OSError, TimeoutError, msgspec.DecodeError) as error:
-                late = isinstance(error, TimeoutError)
                 self._child.close()
+                late = isinstance(error, TimeoutError) or self._child.ended_by == signal.SIGPROF
                 self._child = None
                 logger.warning("a %s constraint was given up: %s", constraint.kind, error)
                 bound = f"{MAX_COMPILE_S} s" if late else f"the {MAX_MEMORY_BYTES >> 20} MiB that there are for one"
@@ -128,7 +135,8 @@ class _Child:
             [sys.executable, "-m", "jettison.server.compile_process"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
         )  # fmt: skip
-        setting = Setting(special_tokens=dict(special_tokens), memory_bytes=MAX_MEMORY_BYTES)
+        setting = Setting(
+            special_tokens=dict(special_tokens), memory_bytes=MAX_MEMORY_BYTES, cpu_s=MAX_COMPILE_S)
         try:
             self._line(msgspec.json.encode(setting), MAX_START_S)
         except BaseException:
@@ -137,7 +145,17 @@ class _Child:
 
     def ask(self, job: Job) -> Compiled:
         """Its answer. Raises OSError where it has ended, TimeoutError where it takes too long."""
-        return msgspec.json.decode(self._line(msgspec.json.encode(job), MAX_COMPILE_S), type=Compiled)
+        return msgspec.json.decode(self._line(msgspec.json.encode(job), MAX_WAIT_S), type=Compiled)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over."""
+        return self._process.poll() is not None
+
+    @property
+    def ended_by(self) -> int:
+        """The signal that ended it; 0: none has."""
+        return -min(0, self._process.returncode or 0)
 
     def _line(self, data: bytes, most_s: float) -> bytes:
         """Send a line, and wait for one."""
