@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import llguidance
@@ -26,10 +27,11 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
-from jettison.device.model.vocabulary import Vocabulary
-from jettison.device.step import GrammarRow, SamplingRow, bits_token_set, token_mask, unpack_ints
+from jettison.device.model.end_tokens import read_end_tokens
+from jettison.device.model.vocabulary import Vocabulary, read_vocabulary
+from jettison.device.step import GrammarRow, SamplingRow, bits_token_set, pack_ints, token_mask, unpack_ints
 from jettison.errors import GrammarLostError
-from jettison.types import GRAMMAR_FAILED_TOKEN_ID, LATER_TOKEN_ID
+from jettison.types import GRAMMAR_FAILED_TOKEN_ID, LATER_TOKEN_ID, Grammar
 
 logger = logging.getLogger(__name__)
 
@@ -374,3 +376,19 @@ def _thread(name: str) -> ThreadPoolExecutor:
     finally:
         threading.stack_size(before)
     return pool
+
+
+def output_masks(
+    model_dir: Path, vocab_size: int, grammar: Grammar, output: Sequence[int]
+) -> npt.NDArray[np.bool_]:
+    """[tokens, vocab_size]: which tokens the grammar allows at each place of an output, each worked out from the
+    tokens before it alone. Raises ModelError, GrammarFailure."""
+    ends = tuple(sorted(read_end_tokens(model_dir, vocab_size).ids))
+    tokenizer = make_tokenizer(read_vocabulary(model_dir), ends, vocab_size)
+    masks = np.ones((len(output), vocab_size), dtype=np.bool_)
+    for place in range(len(output)):
+        row = GrammarRow("", grammar.text, grammar.begins_after, 0, pack_ints(output[:place]), ends)
+        mask = GrammarState(tokenizer, row).mask_behind(row)
+        if mask is not None:
+            masks[place] = token_mask(bits_token_set(mask), vocab_size)
+    return masks

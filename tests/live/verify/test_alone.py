@@ -43,6 +43,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         "batches of 1 to 64", "prompts cut at every position", "static pipeline", "preempt and recompute",
         "drop + exchange (transfer)", "migrate while decoding", "harvest: freed from checkpoints",
+        "grammars: drop, restore",
     ],
 )  # fmt: skip
 def test_in_bfloat16_a_request_has_the_tokens_that_it_has_alone(event: str, model_dir: Path) -> None:
