@@ -53,6 +53,13 @@ def bits_token_set(bits: bytes) -> bytes:
     return _BITS + bits
 
 
+def set_bits(data: bytes) -> npt.NDArray[np.uint8] | None:
+    """The bytes of a set that is written as bits; None where it is a list. Raises ValueError for other bytes."""
+    if data[:1] not in (_IDS, _BITS):
+        raise ValueError(f"a set of token ids begins with {data[:1]!r}")
+    return np.frombuffer(data, dtype=np.uint8, offset=1) if data[:1] == _BITS else None
+
+
 def token_mask(data: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
     """[vocab_size]: which tokens a set has. Raises ValueError for other bytes, IndexError for ids beyond."""
     if data[:1] == _BITS:
