@@ -19,19 +19,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import llguidance
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLTokenizer
 
 from jettison.device.model.end_tokens import read_end_tokens
-from jettison.device.model.vocabulary import Vocabulary, read_vocabulary
+from jettison.device.model.vocabulary import Vocabulary, gently, read_vocabulary
 from jettison.device.step import GrammarRow, SamplingRow, bits_token_set, pack_ints, token_mask, unpack_ints
 from jettison.errors import GrammarLostError
 from jettison.types import GRAMMAR_FAILED_TOKEN_ID, LATER_TOKEN_ID, Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,10 @@ class _Words:
         self.eos_token_id = end_token_id
         self._special_ids = vocabulary.special_ids
         self._encode = vocabulary.encode
-        self._ids = {word: at for at, word in enumerate(self.tokens) if word and at not in vocabulary.special_ids}
+        self._ids: dict[bytes, int] = {}
+        for at, word in enumerate(gently(self.tokens)):
+            if word and at not in vocabulary.special_ids:
+                self._ids[word] = at
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -96,6 +100,8 @@ class _Words:
 def make_tokenizer(vocabulary: Vocabulary, end_token_ids: Sequence[int], vocab_size: int) -> LLTokenizer:
     """What grammars are compiled for. ``vocab_size``: of the model, which may have more tokens than the tokenizer, or
     fewer."""
+    from llguidance import LLTokenizer  # on the thread that reads the vocabulary, as steps run
+
     return LLTokenizer(
         _Words(vocabulary, end_token_ids[0]),  # type: ignore[arg-type]  # it is told by its attributes
         n_vocab=max(vocab_size, len(vocabulary.tokens)),
@@ -131,8 +137,10 @@ class GrammarState:
     def matcher(self) -> LLMatcher:
         """Compiled when it is first asked for. Raises GrammarFailure."""
         if self._matcher is None:
-            self._matcher = LLMatcher(
-                self._tokenizer, self.text, log_level=0, limits=llguidance.LLParserLimits(**LIMITS))  # type: ignore[arg-type]
+            from llguidance import LLMatcher, LLParserLimits
+
+            limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
+            self._matcher = LLMatcher(self._tokenizer, self.text, log_level=0, limits=limits)
             self._check()
         return self._matcher
 

@@ -5,9 +5,10 @@ Not here: how text becomes tokens (``tokenizer_files``), and what clients are sh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import tokenizers
 
@@ -17,6 +18,11 @@ from jettison.device.model.tokenizer_files import TokenizerFiles, byte_tokenizer
 def _no_tokens(text: str) -> list[int]:
     """No tokenizer is known."""
     return []
+
+
+Item = TypeVar("Item")
+_ITEMS_AT_ONCE = 64
+"""They take well under a millisecond."""
 
 
 class Vocabulary(NamedTuple):
@@ -73,7 +79,7 @@ def vocabulary_of(files: TokenizerFiles) -> Vocabulary:
     size = backend.get_vocab_size(with_added_tokens=True)
     largest = max((*backend.get_vocab(with_added_tokens=True).values(), size - 1), default=-1)
     tokens: list[bytes] = []
-    for token_id in range(largest + 1):
+    for token_id in gently(range(largest + 1)):
         spelled = backend.id_to_token(token_id)
         if spelled is None:
             tokens.append(b"")
@@ -88,6 +94,15 @@ def vocabulary_of(files: TokenizerFiles) -> Vocabulary:
         return ids
 
     return Vocabulary(tokens, special_ids, encode)
+
+
+def gently(items: Iterable[Item]) -> Iterator[Item]:
+    """The items, with the interpreter's lock left to other threads now and then: a thread that computes a step takes it
+    for an instant hundreds of times, and would wait for milliseconds each time."""
+    for at, item in enumerate(items):
+        if at % _ITEMS_AT_ONCE == 0:
+            time.sleep(0)
+        yield item
 
 
 def _reader(backend: tokenizers.Tokenizer, *, is_byte_level: bool) -> Callable[[int, str], bytes]:
