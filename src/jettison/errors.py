@@ -16,6 +16,7 @@
     |-- OutOfPagesError           the page pool is exhausted
     |-- MappingError              the operating system refused a mapping; state was rolled back
     |-- StalledError              what was waited for does not come, and no worker is working on it
+    |-- GrammarLostError          a step goes on with the state of a grammar that is not kept
     |-- RowsLostError             a step goes on with rows that an earlier one has shed, and they are not kept any more
     |-- TokensLostError           a step ahead begins with tokens that the step before it has not sampled
     `-- WorkerLostError           a worker process is gone
@@ -108,6 +109,11 @@ class StalledError(JettisonError):
 class TokensLostError(JettisonError):
     """A step was planned ahead with tokens of the step before it, and that has sampled none: its rows are to be
     computed again."""
+
+
+class GrammarLostError(JettisonError):
+    """A step counts on the state of a grammar that the device keeps no more: its rows are to be computed again, and the
+    grammar is to be sent again."""
 
 
 class RowsLostError(JettisonError):

@@ -58,6 +58,18 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output has to look like. Which of its tokens come next is worked out where tokens are sampled
+    (``device.grammars``), from this and the output so far: nothing that a move of memory could lose."""
+
+    text: str
+    """As llguidance reads it (Lark, or its JSON). It has been compiled once already, where it came in."""
+    begins_after: tuple[int, ...] = ()
+    """The output is free up to and with the first place where these tokens stand one behind the other; empty: it is
+    bound from its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. Draws are keyed by (``seed``, position), never by batch slot.
 
@@ -67,7 +79,8 @@ class SamplingParams:
     ``prompt_logprobs`` likewise for prompt positions. ``logprob_token_ids``: these tokens' instead of the likeliest
     ones'. ``allowed_token_ids``: the only tokens that may be drawn, as ``device.step.pack_token_set`` writes them;
     empty: all. ``bad_words``: token sequences that the output may not come to have; the last token of each is not drawn
-    behind the others. Stop *strings* are matched where text is made, in the server; here only token ids stop.
+    behind the others. ``grammar``: what the output has to be; end tokens may be drawn only where it may end, and behind
+    its end no other tokens. Stop *strings* are matched where text is made, in the server; here only token ids stop.
     """
 
     max_tokens: int = 16
@@ -88,6 +101,7 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] = ()
     allowed_token_ids: bytes = b""
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -100,15 +114,17 @@ class SamplingParams:
             and not self.logit_bias
             and not self.allowed_token_ids
             and not self.bad_words
+            and self.grammar is None
             and self.min_tokens == 0
         )
 
     @property
     def needs_each_token(self) -> bool:
-        """Whether the host has to see each token before the next is sampled (penalties, banned words), or to describe
-        what was sampled (logprobs)."""
+        """Whether the host has to see each token before the next is sampled (penalties, banned words, a grammar), or to
+        describe what was sampled (logprobs)."""
         return (
-            self.has_penalties or bool(self.bad_words) or self.logprobs is not None or self.prompt_logprobs is not None
+            self.has_penalties or bool(self.bad_words) or self.grammar is not None
+            or self.logprobs is not None or self.prompt_logprobs is not None
         )
 
     @property
@@ -160,6 +176,11 @@ class TokenLogprobs(NamedTuple):
 
 FAILED_TOKEN_ID = -1
 """In place of a token: this row could not be sampled (its logits are not numbers, say). Its request alone fails."""
+GRAMMAR_FAILED_TOKEN_ID = -2
+"""Likewise: the row's grammar went beyond its bounds, or allows no token."""
+LATER_TOKEN_ID = -3
+"""In place of a token: what the row's grammar allows was not known yet. Its last token is computed again, and sampled
+then; no other row waits."""
 
 
 class SampledToken(NamedTuple):

@@ -19,7 +19,7 @@ from jettison.memory.prefix import PrefixHasher
 from jettison.memory.stages import StagePlan
 from jettison.policy.batching import BlockedBy, plan_batch
 from jettison.policy.lookahead import LookaheadParams
-from jettison.types import FinishReason, LayerRange, Request, SampledToken, SamplingParams
+from jettison.types import LATER_TOKEN_ID, FinishReason, LayerRange, Request, SampledToken, SamplingParams
 
 EOS = 2
 LIMITS = SchedulerLimits(
@@ -88,6 +88,27 @@ class Bench:
 
 
 # --- prefill
+
+
+def test_a_row_whose_grammar_is_not_ready_is_sampled_later_and_no_other_waits() -> None:
+    """Its last token is computed once more; the block that it would have filled is sealed then."""
+    bench = Bench()
+    late, other = bench.ask("late", 8), bench.ask("other", 5)
+    step = bench.plan()
+    assert step is not None and [row.samples for row in step.rows] == [True, True]
+    tokens = [SampledToken(LATER_TOKEN_ID), SampledToken(9)]
+    outcome = bench.group.commit(StepCompleted(step.step_id, tokens, {}, 0), 1)
+    bench.group.check()
+    assert outcome.going_on == [other] and not outcome.ended
+    assert (late.num_computed, late.num_sealed, late.tokens[8:]) == (7, 1, [])
+    assert (other.num_computed, other.tokens[5:]) == (5, [9])
+    assert sorted(bench.step()) == [("late", 7, 1), ("other", 5, 1)]
+    assert late.num_sealed == 2 and late.tokens[8:] == [9]
+    step = bench.plan()
+    assert step is not None
+    bench.commit(step, LATER_TOKEN_ID)
+    assert late.num_computed == 8 and late.ending is None
+    assert sorted(bench.step()) == [("late", 8, 1), ("other", 6, 1)]
 
 
 def test_a_long_prompt_goes_in_chunks_and_samples_once() -> None:

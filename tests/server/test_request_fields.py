@@ -15,13 +15,14 @@ from jettison.server import field_table
 from jettison.server.batches.api import BatchFields
 from jettison.server.field_table import Done, Ignored, Refused
 from jettison.server.fields import ChatFields, CompletionFields, DetokenizeFields, StreamOptions, TokenizeFields
+from jettison.server.structured import StructuredFields
 from jettison.types import ServiceClass
 
 LISTS = json.loads((Path(__file__).parent / "peer_fields.json").read_text())
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
 STRUCTS = {
     CHAT: ChatFields, COMPLETIONS: CompletionFields, TOKENIZE: TokenizeFields, DETOKENIZE: DetokenizeFields,
-    "/v1/batches": BatchFields, "stream_options": StreamOptions,
+    "/v1/batches": BatchFields, "stream_options": StreamOptions, "structured_outputs": StructuredFields,
 }  # fmt: skip
 TABLES = {endpoint: fields.table for endpoint, fields in STRUCTS.items()} | {"/v1/files": field_table.FILE}
 MESSAGES = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "Sure"}]
@@ -176,6 +177,23 @@ def text_is(text):
 
 
 LENGTH = {"max_tokens": None}
+CONSTRAINTS = {
+    "response_format": {"response_format": {"type": "json_object"}},
+    "structured_outputs": {"structured_outputs": {"choice": ["a", "b"]}},
+    "guided_json": {"guided_json": '{"type": "integer"}'},
+    "guided_json_object": {"guided_json_object": True},
+    "guided_regex": {"guided_regex": "[a-z]+"},
+    "guided_choice": {"guided_choice": ["a", "b"]},
+    "guided_grammar": {"guided_grammar": 'root ::= "a"'},
+    "json_schema": {"json_schema": {"type": "integer"}},
+    "regex": {"regex": "[a-z]+"},
+    "ebnf": {"ebnf": 'root ::= "a"'},
+    "grammar": {"grammar": 'start: "a"'},
+    "structural_tag": {"structural_tag": {"format": {"type": "const_string", "value": "a"}}},
+    "format": {"format": "json"},
+}
+"""Fields that say what the answer has to look like."""
+
 EFFECTS = {
     "model": ({"model": "none of these"}, lambda answer, request: answer["error"]["code"] == "model_not_found", {}),
     "max_tokens": ({"max_tokens": 3}, text_is("abc"), {}),
@@ -236,6 +254,11 @@ EFFECTS = {
         {"messages": [{"role": "user", "content": "other"}]},
         lambda answer, request: b"other" in prompt_of(request), {}),
     "prompt": ({"prompt": "other"}, lambda answer, request: prompt_of(request) == b"other", {}),
+    **{name: (sent, lambda answer, request: request.params.grammar is not None, {})
+       for name, sent in CONSTRAINTS.items()},
+    "guided_whitespace_pattern": (
+        {"guided_whitespace_pattern": "[ ]{1,3}"},
+        lambda answer, request: "[ ]{1,3}" in request.params.grammar.text, {"guided_json": {"type": "object"}}),
     "add_generation_prompt": (
         {"add_generation_prompt": False},
         lambda answer, request: prompt_of(request).endswith(b" Sure\n"), {}),

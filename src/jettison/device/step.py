@@ -48,6 +48,42 @@ def pack_token_set(token_ids: Sequence[int] | Int32s) -> bytes:
     return _BITS + np.packbits(is_in, bitorder="little").tobytes()
 
 
+def bits_token_set(bits: bytes) -> bytes:
+    """A set of token ids in the same form, from a bit for each id (the lowest bit of a byte first)."""
+    return _BITS + bits
+
+
+def set_bits(data: bytes) -> npt.NDArray[np.uint8] | None:
+    """The bytes of a set that is written as bits; None where it is a list. Raises ValueError for other bytes."""
+    if data[:1] not in (_IDS, _BITS):
+        raise ValueError(f"a set of token ids begins with {data[:1]!r}")
+    return np.frombuffer(data, dtype=np.uint8, offset=1) if data[:1] == _BITS else None
+
+
+def token_mask(data: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """[vocab_size]: which tokens a set has. Raises ValueError for other bytes, IndexError for ids beyond."""
+    if data[:1] == _BITS:
+        bits = np.frombuffer(data, dtype=np.uint8, offset=1)
+        return np.unpackbits(bits, count=vocab_size, bitorder="little").view(np.bool_)
+    mask = np.zeros(vocab_size, dtype=np.bool_)
+    mask[unpack_token_set(data)] = True
+    return mask
+
+
+def token_words(data: bytes, vocab_size: int) -> npt.NDArray[np.int32]:
+    """[ceil(vocab_size / 32)]: a bit for each token of a set, the lowest first. Raises as ``token_mask`` does."""
+    mask = token_mask(data, -(-vocab_size // 32) * 32)
+    return np.packbits(mask, bitorder="little").view(_WIRE_INT32)
+
+
+def is_set_inside(data: bytes, vocab_size: int) -> bool:
+    """Whether a set has no ids beyond a vocabulary; an empty one is none. Bits beyond are nothing."""
+    if data[:1] != _IDS:
+        return True
+    ids = unpack_ints(data[1:])
+    return not len(ids) or bool(ids.min() >= 0 and ids.max() < vocab_size)
+
+
 def unpack_token_set(data: bytes) -> npt.NDArray[np.integer]:
     """Inverse of ``pack_token_set``: the ids, ascending. Raises ValueError for other bytes."""
     kind, rest = data[:1], data[1:]
@@ -56,6 +92,21 @@ def unpack_token_set(data: bytes) -> npt.NDArray[np.integer]:
     if kind == _BITS:
         return np.flatnonzero(np.unpackbits(np.frombuffer(rest, dtype=np.uint8), bitorder="little"))
     raise ValueError(f"a set of token ids begins with {kind!r}")
+
+
+class GrammarRow(msgspec.Struct, array_like=True):
+    """What a row's grammar needs beside the model's vocabulary to say which tokens may come next."""
+
+    request_id: str
+    """Whose state it is: a device may keep that from step to step, and can make it anew at any time."""
+    text: str
+    """See ``types.Grammar``; empty: as in an earlier step of the same request on this worker."""
+    begins_after: tuple[int, ...]
+    num_before: int
+    """Tokens of the output before ``output_ids``; 0 where the text is sent."""
+    output_ids: bytes
+    """``pack_ints`` of the output's tokens from there on, in order."""
+    end_token_ids: tuple[int, ...]
 
 
 class SamplingRow(msgspec.Struct, array_like=True):
@@ -89,6 +140,17 @@ class SamplingRow(msgspec.Struct, array_like=True):
     """``pack_token_set`` of the only tokens that may be drawn; empty: all."""
     logprob_token_ids: tuple[int, ...] = ()
     """With ``logprobs``: report these tokens instead of the likeliest ones."""
+    grammar: GrammarRow | None = None
+
+
+class RowMasks(Protocol):
+    """What the grammars of a step's rows allow, which is being worked out beside the step."""
+
+    def applied(self, sampling: Sequence[SamplingRow], vocab_size: int) -> tuple[list[SamplingRow], dict[int, int]]:
+        """Sampling rows of the step, with masks among their allowed tokens; and for each row that cannot be sampled, or
+        not yet, what stands in place of its token (``types.LATER_TOKEN_ID``). Waits for what is nearly there. Raises
+        GrammarLostError."""
+        ...
 
 
 class PromptLogprobsRow(msgspec.Struct, array_like=True):
@@ -127,6 +189,7 @@ class StepInput:
         "step_id", "epoch", "group_id", "layer_lo", "layer_hi", "prev_worker", "next_worker",
         "token_ids", "query_lens", "context_lens", "block_tables", "sample_rows", "sampling", "prompt_logprobs",
         "remote", "safepoint_layers", "follows_step", "sheds_from", "resumes_step", "most_layers",
+        "masks",
     )
 
     def __init__(
@@ -193,6 +256,8 @@ class StepInput:
         self.most_layers = most_layers
         """Of a step that resumes: layers after which the first stage keeps those rows again; None: they run to their
         end."""
+        self.masks: RowMasks | None = None
+        """Of rows with grammars, on the device that samples; they do not travel."""
 
     @property
     def num_tokens(self) -> int:
@@ -203,7 +268,7 @@ class StepInput:
         """The step of its first rows alone, which sheds none."""
         num_samples = int(np.searchsorted(self.sample_rows, num_rows))
         query_lens = self.query_lens[:num_rows]
-        return StepInput(
+        step = StepInput(
             step_id=self.step_id, epoch=self.epoch, group_id=self.group_id, layer_lo=self.layer_lo,
             layer_hi=self.layer_hi, prev_worker=self.prev_worker, next_worker=self.next_worker,
             token_ids=self.token_ids[: int(query_lens.sum())], query_lens=query_lens,
@@ -212,6 +277,8 @@ class StepInput:
             prompt_logprobs=[p for p in self.prompt_logprobs if p.row < num_rows],
             remote=[r for r in self.remote if r.row < num_rows],
         )  # fmt: skip
+        step.masks = self.masks
+        return step
 
 
 class Shed(NamedTuple):

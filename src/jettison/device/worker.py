@@ -40,6 +40,7 @@ from jettison.device.model.shards import model_shape
 from jettison.device.model.weights import PIECE_BYTES
 from jettison.device.model.workspace import Workspace
 from jettison.device.remote import AttentionPort
+from jettison.device.rowmasks import DeviceMasks
 from jettison.device.sharedcopy import SharedCopy
 from jettison.device.spec import DeviceSpec
 from jettison.device.step import Int32s, Running, StepInput, StepOutput
@@ -76,6 +77,7 @@ class DeviceWorker:
         self._shared: SharedCopy | None = None
         self._memory: DeviceMemory | None = None
         self._runner: StepRunner | None = None
+        self._masks: DeviceMasks | None = None
         self._kv_layers = LayerRange(0, 0)
         self._resident: frozenset[ShardId] = frozenset()
         self._complete: set[ShardId] = set()
@@ -126,6 +128,7 @@ class DeviceWorker:
             memory.start(LayoutSpec(self._resident, layers))
             runner = back_end.make_runner(config, dtype, memory, kernels, spec.max_num_tokens, spec.max_num_seqs)
             self._runner = runner
+            self._masks = DeviceMasks(spec, config.vocab_size)
             slots = num_host_slots(spec.host_bytes, shape, spec.block_size)
             self._host = back_end.make_host_pool(slots, shape.num_layers, self.kv_block_bytes)
             self.ahead = MappedAhead(memory, shape, spec.drop_layers)
@@ -160,6 +163,8 @@ class DeviceWorker:
         self._ready.clear()
         self._refused.clear()
         self._identity = None
+        if self._masks is not None:
+            self._masks.close()
         if self._shared is not None:
             self._shared.close()
             self._shared = None
@@ -211,6 +216,8 @@ class DeviceWorker:
             raise IndexError(f"step {step.step_id}: block {num_blocks - 1} of {memory.capacity_blocks}")
         # Before the step: a step that fails half-way has written blocks, too.
         memory.note_written(num_blocks)
+        if step.sampling and self._masks is not None:
+            step.masks = self._masks.begin(step.sampling)
         return runner.start_step(step, hidden, port, gives_up)
 
     def run_step(

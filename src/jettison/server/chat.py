@@ -128,7 +128,7 @@ class ChatEndpoint(GenerationEndpoint):
         prompt = await chat_prompt(
             fields.messages, state.tokenizer, options, thread_chars=self.thread_chars,
             add_special_tokens=bool(fields.add_special_tokens))
-        plan = await self.with_bad_words(plan)
+        plan = await self.with_grammar(await self.with_bad_words(plan))
         answer = ChatAnswer(
             state, plan, model,
             echoed=last_answer(fields.messages) if fields.echo else "",

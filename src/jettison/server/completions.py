@@ -154,7 +154,8 @@ class CompletionEndpoint(GenerationEndpoint):
         if len(prompts) * plan.num_samples > settings.max_choices:
             message = f"prompts times n may be at most {settings.max_choices}."
             raise bad_request(message, "n" if plan.num_samples > 1 else "prompt")
-        plan, prompts = await self.with_bad_words(plan), self.cut(plan, prompts)
+        plan = await self.with_grammar(await self.with_bad_words(plan))
+        prompts = self.cut(plan, prompts)
         if plan.echo:
             prompts = await with_texts(
                 prompts, state.tokenizer, skip_special_tokens=plan.text.skip_special_tokens,

@@ -24,7 +24,7 @@ from jettison.server.generation import Generation, Job
 from jettison.server.json_out import encode
 from jettison.server.limits import Arrival
 from jettison.server.prompts import ITEM_CHARS, Prompt, off_loop
-from jettison.server.sampling import OFFLINE_TIER, GenerationPlan, too_long, with_bad_words
+from jettison.server.sampling import OFFLINE_TIER, GenerationPlan, too_long, with_bad_words, with_grammar
 from jettison.server.sse import WRITE_NOW, EventStream, WriteNow, error_event
 from jettison.server.state import ServerState
 from jettison.server.truncation import truncated
@@ -125,6 +125,14 @@ class GenerationEndpoint(ABC):
             lambda: word_tokens(words, lambda text: encode(text, False), info.vocab_size),
             sum(2 * len(word) + ITEM_CHARS for word in words), self.thread_chars)
         return with_bad_words(plan, sequences, info.eos_token_ids)
+
+    async def with_grammar(self, plan: GenerationPlan) -> GenerationPlan:
+        """The plan with the compiled grammar of its constraint. Raises ApiError 400."""
+        if plan.constraint is None:
+            return plan
+        if not self.state.engine.info.eos_token_ids:
+            raise bad_request("the model has no end token, so no answer could end.", plan.constraint.param)
+        return with_grammar(plan, await self.state.grammars.compiled(plan.constraint))
 
     def cut(self, plan: GenerationPlan, prompts: Sequence[Prompt]) -> list[Prompt]:
         """The prompts cut to the length that the request allows; -1 leaves room for the requested answer."""

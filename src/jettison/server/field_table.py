@@ -46,7 +46,6 @@ class Ignored:
 
 Table = Mapping[str, Done | Refused | Ignored]
 
-_NO_SCHEMA = "answers follow no schema or grammar here"
 _NO_TOOLS = "no tool is called here"
 _NO_BEAM = "there is no beam search"
 _NO_SAMPLER = "there is no such sampler here"
@@ -100,11 +99,11 @@ _SAMPLING: Table = {
     "priority": Done("lower is sooner"),
     "request_id": Done("part of the answer's id"),
     "cache_salt": Done("only requests of one salt share a prefix"),
+    "response_format": Done("text, any JSON object, a JSON schema, or structural tags"),
+    "structured_outputs": Done("a JSON schema, regular expression, choice, grammar, or structural tags"),
 }
 
 _NOT_SUPPORTED: Table = {
-    "response_format": Refused(_NO_SCHEMA, ({"type": "text"}, {})),
-    "structured_outputs": Refused(_NO_SCHEMA, ({},)),
     "tools": Refused(_NO_TOOLS, ([],), unused_with=("tool_choice", "none")),
     "tool_choice": Refused(_NO_TOOLS, ("none", "auto", {"type": "none"}, {"type": "auto"})),
     "functions": Refused(_NO_TOOLS, ([],), unused_with=("function_call", "none")),
@@ -149,11 +148,14 @@ _WITHOUT_EFFECT: Table = {
 }
 
 _OTHER_PROJECTS: Table = {
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), Refused(_NO_SCHEMA)),
-    **dict.fromkeys(("json_schema", "grammar", "regex", "ebnf", "structural_tag"), Refused(_NO_SCHEMA, ("", {}))),
-    "format": Refused(_NO_SCHEMA, ("",)),
     **dict.fromkeys(
-        ("guided_decoding_backend", "guided_whitespace_pattern", "grammar_lazy", "grammar_triggers"),
+        ("guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar",
+         "guided_whitespace_pattern"),
+        Done("as in structured_outputs")),
+    **dict.fromkeys(("json_schema", "regex", "ebnf", "grammar", "structural_tag"), Done("as in structured_outputs")),
+    "format": Done("'json' or a JSON schema"),
+    **dict.fromkeys(
+        ("guided_decoding_backend", "grammar_lazy", "grammar_triggers"),
         Ignored("it says only how a schema is followed")),
     **dict.fromkeys(("max_length", "max_output_tokens"), Refused("use max_tokens")),
     **dict.fromkeys(("min_new_tokens", "min_length"), Refused("use min_tokens", (0,))),
@@ -238,6 +240,19 @@ STREAM_OPTIONS: Table = {
     "include_usage": Done("a last chunk with the counts"),
     "continuous_usage_stats": Done("the counts in every chunk"),
     "include_obfuscation": Ignored("chunks are padded with nothing", (True, False)),
+}
+
+STRUCTURED_OUTPUTS: Table = {
+    "json": Done("a JSON schema, as an object or as text"),
+    "regex": Done("of the whole answer"),
+    "choice": Done("the answer is one of these"),
+    "grammar": Done("Lark or GBNF"),
+    "json_object": Done("any JSON object"),
+    "structural_tag": Done("tags whose contents follow schemas"),
+    "disable_any_whitespace": Done("JSON without white space"),
+    "disable_additional_properties": Done("objects have the named properties only"),
+    "whitespace_pattern": Done("white space between tokens of JSON"),
+    "disable_fallback": Ignored("there is one way to follow a grammar", (True, False)),
 }
 
 BATCH: Table = {

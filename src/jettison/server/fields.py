@@ -18,6 +18,7 @@ from jettison.server import field_table
 from jettison.server.coercion import loosened
 from jettison.server.errors import ApiError, bad_request
 from jettison.server.field_table import Ignored, Refused, Table, asks_for_nothing
+from jettison.server.structured import ConstraintFields, StructuredFields
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(msgspec.Struct, kw_only=True):
+class GenerationFields(ConstraintFields, kw_only=True):
     """Fields of both generating endpoints."""
 
     model: str | None = None
@@ -203,9 +204,10 @@ def parse_fields(document: dict[str, Any], fields: type[Fields], warnings: Field
     """The typed body. Raises ApiError 400 that names the refused field, or the one of another type."""
     table: Table = fields.table  # type: ignore[attr-defined]
     _check_known(document, document, table, warnings, "")
-    options = document.get("stream_options")
-    if isinstance(options, dict) and "stream_options" in table:
-        _check_known(options, options, StreamOptions.table, warnings, "stream_options.")
+    for name, inner in ("stream_options", StreamOptions.table), ("structured_outputs", StructuredFields.table):
+        options = document.get(name)
+        if isinstance(options, dict) and name in table:
+            _check_known(options, options, inner, warnings, name + ".")
     try:
         return msgspec.convert(loosened(document, fields), fields)
     except msgspec.ValidationError as error:

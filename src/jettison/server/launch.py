@@ -255,6 +255,7 @@ async def _serve(config: EngineConfig) -> int:
         finally:
             failed = engine.state == "failed"
             await batches.close()
+            await asyncio.to_thread(server_state(app).grammars.close)
             await engine.close()
             if recorder is not None:
                 await asyncio.to_thread(recorder.close)

@@ -247,6 +247,7 @@ class _Served:
 
     async def close(self) -> None:
         """Give everything back."""
+        await asyncio.to_thread(self.state.grammars.close)
         await self.engine.close()
 
     async def answer(

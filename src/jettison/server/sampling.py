@@ -18,6 +18,7 @@ from jettison.server.errors import ApiError, bad_request
 from jettison.server.fields import ChatFields, CompletionFields, GenerationFields
 from jettison.server.repetition import Repetition, plan_repetition
 from jettison.server.settings import RequestLimits
+from jettison.server.structured import Constraint, constraint_of
 from jettison.server.token_lists import (
     allowed_token_ids,
     check_some_token_is_left,
@@ -26,7 +27,7 @@ from jettison.server.token_lists import (
     stop_token_ids,
 )
 from jettison.server.truncation import Truncation, plan_truncation
-from jettison.types import SamplingParams
+from jettison.types import Grammar, SamplingParams
 
 MAX_N = 128
 MAX_STOP_CHARS = 512
@@ -96,6 +97,8 @@ class GenerationPlan:
     """The tier as served; None where the request names none."""
     wants_offline: bool
     """Whether the client asked for the tier ``flex``."""
+    constraint: Constraint | None
+    """What the answer has to look like, to be added to ``params`` as a grammar (``with_grammar``)."""
     length_field: str | None
     """The field that the client may lower where its prompt would fit with a shorter answer; None: it named no
     length."""
@@ -112,6 +115,12 @@ def with_bad_words(
     params = replace(plan.params, bad_words=sequences) if sequences else plan.params
     check_some_token_is_left(params, eos_token_ids)
     return replace(plan, params=params)
+
+
+def with_grammar(plan: GenerationPlan, text: str) -> GenerationPlan:
+    """The plan with the grammar of its constraint."""
+    begins_after = () if plan.constraint is None else plan.constraint.begins_after or ()
+    return replace(plan, params=replace(plan.params, grammar=Grammar(text, begins_after)))
 
 
 def plan_completion(
@@ -229,6 +238,7 @@ def _plan(
         cache_salt=fields.cache_salt or "",
         service_tier=None if fields.service_tier is None else OFFLINE_TIER if wants_offline else SERVED_TIER,
         wants_offline=wants_offline,
+        constraint=constraint_of(fields),
         length_field=length_field,
     )
 

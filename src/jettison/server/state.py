@@ -8,6 +8,7 @@ from jettison.errors import NotReadyError
 from jettison.live.engine.api import EngineClient, EngineState
 from jettison.policy.refusal import retry_after_ms, why_not_offline
 from jettison.server.auth import KeyRing
+from jettison.server.compiling import GrammarCompiler
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, bad_request, retry_headers
 from jettison.server.fields import FieldWarnings
 from jettison.server.generation import Generation
@@ -41,6 +42,7 @@ class ServerState:
         self.admin_keys = KeyRing(settings.admin_keys)
         self.warnings = FieldWarnings()
         self.draw_seed = seed_source(settings.default_seed)
+        self.grammars = GrammarCompiler(tokenizer.special_tokens)
         self.generations: set[Generation] = set()
         self._is_draining = False
 

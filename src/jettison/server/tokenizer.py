@@ -12,23 +12,13 @@ from pathlib import Path
 import tokenizers
 
 from jettison.device.model.tokenizer_files import byte_tokenizer_files, has_tokenizer, read_tokenizer
+from jettison.device.model.vocabulary import token_bytes
 from jettison.server.chat_renderer import ChatRenderer, ChatRequest, TemplateSettings
 from jettison.server.detokenizer import ByteDetokenizer, Detokenizer, JoinedSpecials, WindowDetokenizer
 from jettison.server.template_files import folder_templates
 from jettison.server.template_limits import TemplateError
 
 _NOTHING: frozenset[int] = frozenset()
-
-
-def _byte_of_char() -> dict[str, int]:
-    """GPT-2's printable characters for bytes: printable bytes are themselves, the rest are characters from U+0100
-    on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
-
-
-_BYTE_OF_CHAR = _byte_of_char()
 
 
 class _TokenBytes(dict[int, bytes]):
@@ -43,21 +33,8 @@ class _TokenBytes(dict[int, bytes]):
         token = self._tokenizer.id_to_token(token_id)
         if token is None:  # the model's vocabulary may be padded beyond the tokenizer's
             return b""
-        self[token_id] = data = self._of(token)
+        self[token_id] = data = token_bytes(token, is_byte_level=self._is_byte_level)
         return data
-
-    def _of(self, token: str) -> bytes:
-        if self._is_byte_level:
-            try:
-                return bytes([_BYTE_OF_CHAR[char] for char in token])
-            except KeyError:  # an added token with other characters is its own text
-                return token.encode()
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            try:
-                return bytes([int(token[3:5], 16)])
-            except ValueError:
-                return token.encode()
-        return token.replace("▁", " ").encode()
 
 
 class Tokenizer:
@@ -109,6 +86,11 @@ class Tokenizer:
             chat=ChatRenderer(sources, files.special_tokens, templates or TemplateSettings(), max_template_chars),
             tokenizer_class=str(files.config.get("tokenizer_class", "PreTrainedTokenizerFast")),
         )
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Text -> id of tokens that are no text."""
+        return {self._added_text[token_id]: token_id for token_id in sorted(self.special_ids)}
 
     @property
     def bos_token(self) -> str | None:

@@ -10,13 +10,14 @@ import torch
 pytest.importorskip("msgspec", reason="msgspec is not installed")
 
 from cardsampling import KERNELS, PLAIN, VOCAB, device_of, draw, going, row
+from msgspec import structs
 
 from jettison.device.cuda import draws
 from jettison.device.cuda.sampler import CudaSampler, prompt_logprobs
 from jettison.device.cuda.warmup import ADJUSTED, PLAIN_DRAW
 from jettison.device.sampler import Sampler, uniform_draws
 from jettison.device.step import pack_ints, pack_token_set
-from jettison.types import FAILED_TOKEN_ID
+from jettison.types import FAILED_TOKEN_ID, GRAMMAR_FAILED_TOKEN_ID
 
 WAYS = pytest.mark.parametrize("way", [PLAIN, KERNELS])
 
@@ -60,9 +61,29 @@ def test_a_share_is_reached_to_the_last_bit(way) -> None:
 
 
 def test_what_the_card_does_not_do_goes_to_the_host_alone() -> None:
-    grammar = row(1, allowed_token_ids=pack_token_set([4, 5]))
-    plan = CudaSampler(VOCAB).plan([0, 1, 2], [row(0), grammar, row(2, banned_token_ids=(VOCAB,))])
+    beyond = row(1, allowed_token_ids=pack_token_set([4, VOCAB]))
+    plan = CudaSampler(VOCAB).plan([0, 1, 2], [row(0), beyond, row(2, banned_token_ids=(VOCAB,))])
     assert list(plan.on_host) == [1, 2] and plan.arrays["part0.slots"].tolist() == [0]
+
+
+class Given:
+    """Masks that are there: a list of allowed tokens for row 0, row 2 fails."""
+
+    def applied(self, sampling, vocab_size):
+        allowed = pack_token_set([5, 7, 11, VOCAB - 1])
+        return [structs.replace(sampling[0], allowed_token_ids=allowed), *sampling[1:]], {2: GRAMMAR_FAILED_TOKEN_ID}
+
+
+def test_grammars_bind_rows_on_the_card() -> None:
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(2)) * 3
+    sampler, odd = CudaSampler(VOCAB), pack_token_set(range(1, VOCAB, 2))
+    plan = sampler.plan([0, 1, 2, 3], [row(0), row(1, allowed_token_ids=odd), row(2)], Given())
+    assert not plan.on_host
+    tokens = logits.argmax(1)
+    made = sampler.launch(logits, tokens, plan, {name: torch.from_numpy(a) for name, a in plan.arrays.items()})
+    found = [t.token_id for t in sampler.finish(plan, {"tokens": made["tokens"].numpy()}, lambda slot: logits[slot:])]
+    assert found[0] in (5, 7, 11, VOCAB - 1) and found[1] % 2 == 1 and found[2] == GRAMMAR_FAILED_TOKEN_ID
+    assert found[3] == int(logits[3].argmax())
 
 
 @WAYS

@@ -18,7 +18,7 @@ from jettison.live.engine.local_cluster import LocalCluster
 from jettison.live.verify import run as verify
 from jettison.live.verify.scenarios import Observed, Outcome, Setting, make_cluster
 from jettison.live.verify.solo_reference import SoloReference
-from jettison.types import SamplingParams, TokenLogprobs
+from jettison.types import Grammar, SamplingParams, TokenLogprobs
 
 needs_native = pytest.mark.skipif(not native.supported_variants(), reason="torch rounds otherwise in other batches")
 
@@ -43,6 +43,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         "batches of 1 to 64", "prompts cut at every position", "static pipeline", "preempt and recompute",
         "drop + exchange (transfer)", "migrate while decoding", "harvest: freed from checkpoints",
+        "grammars: drop, restore",
     ],
 )  # fmt: skip
 def test_in_bfloat16_a_request_has_the_tokens_that_it_has_alone(event: str, model_dir: Path) -> None:
@@ -101,7 +102,7 @@ def test_only_attention_in_parts_may_differ_and_is_counted_apart(model_dir: Path
 
 def test_a_difference_of_a_live_request_is_apart_only_where_it_is_asked_for() -> None:
     class Differs:
-        def check(self, prompt: list[int], output: list[int]) -> Verdict:
+        def check(self, prompt: list[int], output: list[int], grammar: Grammar | None = None) -> Verdict:
             del prompt, output
             return Verdict(1, True, False)
 

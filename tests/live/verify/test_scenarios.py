@@ -11,6 +11,7 @@ from jettison.device.reference import TransformersReference, transformers_availa
 from jettison.live.verify.run import compare
 from jettison.live.verify.scenarios import SCENARIOS, Setting
 from jettison.live.verify.scenarios_ahead import AHEAD, AHEAD_TOO
+from jettison.live.verify.scenarios_grammars import GRAMMARS
 from jettison.live.verify.scenarios_harvest import HARVEST, HARVEST_IN_PIPELINES
 from jettison.live.verify.scenarios_many import MANY
 from jettison.live.verify.scenarios_migration import MIGRATIONS
@@ -30,7 +31,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-EVENTS = SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | MANY | HARVEST | HARVEST_IN_PIPELINES | SLEEP | PACKING | AHEAD
+EVENTS = (
+    SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | MANY | HARVEST | HARVEST_IN_PIPELINES | SLEEP | PACKING | AHEAD | GRAMMARS
+)
 SOME = (
     "chunked prefill", "prefix hit", "migrate while decoding", "drop + exchange (live)", "drop again during restore",
     "cancel in mid-exchange (transfer)", "migrate as tokens, instance to instance",

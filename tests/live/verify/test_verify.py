@@ -32,13 +32,13 @@ from jettison.live.verify.scenarios import (
 from jettison.live.verify.scenarios_many import MANY
 from jettison.live.verify.solo_reference import SoloReference
 from jettison.memory.kvtransfers import ExchangeMode
-from jettison.types import FinishReason, SamplingParams
+from jettison.types import FinishReason, Grammar, SamplingParams
 
 
 class AgreesWithAll:
     """A reference that finds everything right."""
 
-    def check(self, prompt: list[int], output: list[int]) -> Verdict:
+    def check(self, prompt: list[int], output: list[int], grammar: Grammar | None = None) -> Verdict:
         del prompt
         return Verdict(len(output), False, False)
 

@@ -20,7 +20,7 @@ from jettison.core.serving.holds import LOST_PEER, GroupHold
 from jettison.core.serving.outcome import RowEnd
 from jettison.core.state import ClusterState
 from jettison.policy.safepoints import lengthened_s, shortened_s
-from jettison.types import NANOSECONDS, FinishReason
+from jettison.types import GRAMMAR_FAILED_TOKEN_ID, NANOSECONDS, FinishReason
 
 
 class Stepping:
@@ -171,7 +171,9 @@ class Stepping:
     def _end(self, group: Group, end: RowEnd, now_ns: int) -> list[Action]:
         state, reason = end.state, end.finish_reason
         if reason is FinishReason.ERROR:
-            actions = self._state.end(state, reason, now_ns, error="no token could be sampled")
+            is_grammar = end.token is not None and end.token.token_id == GRAMMAR_FAILED_TOKEN_ID
+            error = "its grammar cannot be followed any further" if is_grammar else "no token could be sampled"
+            actions = self._state.end(state, reason, now_ns, error=error)
         else:
             self._loads.note_end(group, state, now_ns)
             tokens = () if end.token is None else (end.token,)

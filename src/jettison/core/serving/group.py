@@ -44,6 +44,7 @@ from jettison.policy.slo import Pace
 from jettison.policy.standing import Foreseen
 from jettison.types import (
     FAILED_TOKEN_ID,
+    LATER_TOKEN_ID,
     FinishReason,
     GroupId,
     LayerRange,
@@ -382,6 +383,8 @@ class Group:
                 # A step ahead computed what would have been the next token of a request that has ended meanwhile.
                 if state.recompute or context_len >= state.num_tokens:
                     continue
+            if token is not None and token.token_id == LATER_TOKEN_ID:
+                num_tokens, token = num_tokens - 1, None
             state.num_computed += num_tokens
             if context_len < state.num_prompt:
                 fresh.note_prompt(state)
@@ -396,7 +399,7 @@ class Group:
             if state.ending is not None:
                 continue
             token_id = token.token_id
-            if token_id == FAILED_TOKEN_ID:
+            if token_id <= FAILED_TOKEN_ID:
                 outcome.ended.append(RowEnd(state, token, FinishReason.ERROR))
                 continue
             if queues.suspects and state.on_trial and state.suspicion.note_token_alone():

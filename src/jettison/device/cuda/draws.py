@@ -42,7 +42,8 @@ def draw(logits: Tensor, tokens: Tensor, of: Columns, *, is_adjusted: bool) -> N
     ``of``, for each of the rows: ``slots``, ``lines`` (the row's index, or its place in the part where ``is_adjusted``)
     ``temperature`` (negative: greedy), ``uniform``, ``min_p``, ``top_k`` (0: all), ``top_p`` (above 1: all). With
     ``is_adjusted`` what changes logits: ``bias``, ``ban``, ``repetition`` and ``count``, each as places (``.at``) in
-    the flat logits of these rows, and values (``.by``)."""
+    the flat logits of these rows, and values (``.by``); and ``allowed``, as rows of the part (``.at``) and for each of
+    them a bit for every token, in int32 (``.bits``)."""
     if is_adjusted:
         logits = _adjusted(logits, of)
         at_best = logits.argmax(1)
@@ -92,6 +93,11 @@ def _adjusted(logits: Tensor, of: Columns) -> Tensor:
     if "bias.at" in of:
         at = of["bias.at"]
         flat[at] = flat[at] + of["bias.by"].to(work.dtype)
+    if "allowed.at" in of:
+        lines, words = of["allowed.at"], of["allowed.bits"]
+        bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)
+        is_allowed = (bits & 1).view(len(words), -1)[:, : work.shape[1]] == 1
+        work[lines] = work[lines].masked_fill(~is_allowed, -torch.inf)
     if "ban.at" in of:
         at = of["ban.at"]
         kept = flat[at]

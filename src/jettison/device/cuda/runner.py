@@ -278,7 +278,7 @@ class CudaRunner:
         """Launch everything from final hidden states to tokens and log-probabilities. What rows ask for is listed and
         copied now, as the layers keep the card busy."""
         step, x = stage.step, stage.buffers.x
-        plan = self._sampler.plan(step.sample_rows.tolist(), step.sampling)
+        plan = self._sampler.plan(step.sample_rows.tolist(), step.sampling, step.masks)
         arrays = plan.arrays | self._prompt_targets(step)
         staged = self._asked.put(arrays) if arrays else {}
         made = self._describe_prompts(stage, staged)

@@ -1,8 +1,8 @@
 """From logits to tokens on a card: the draws of ``device.sampler``, for all rows at once and without a wait.
 
 ``plan`` lists on the host what a step's rows ask for, as arrays that travel with the step; ``launch`` only launches;
-``finish`` makes records of what came back. Which rows the host's sampler draws instead, ``plan`` knows: those with a
-list of allowed tokens, or with ids that do not fit. All other tokens are on the device when a step ends.
+``finish`` makes records of what came back. Which rows the host's sampler draws instead, ``plan`` knows: those with
+ids that do not fit. All other tokens are on the device when a step ends.
 
 Not here: whether logits are finite (``Kernels.argmax``), and where arrays lie (``staging``).
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from jettison.device.cuda.draws import describe, draw, rows_at_once
 from jettison.device.sampler import GREEDY_BELOW, Sampler, uniform_draws
-from jettison.device.step import SamplingRow, unpack_ints
+from jettison.device.step import RowMasks, SamplingRow, is_set_inside, token_words, unpack_ints
 from jettison.types import FAILED_TOKEN_ID, SampledToken, TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ class Plan:
     """Slots with log-probabilities, as ``arrays["described"]`` has them."""
     on_host: dict[int, SamplingRow] = field(default_factory=dict)
     """Slots for the host's sampler."""
+    instead: dict[int, int] = field(default_factory=dict)
+    """Rows whose grammars leave them without a token, and what stands in its place."""
 
 
 class CudaSampler:
@@ -60,10 +62,14 @@ class CudaSampler:
 
     # ------------------------------------------------------------------------------------------------- before a step
 
-    def plan(self, rows: Sequence[int], sampling: Sequence[SamplingRow]) -> Plan:
-        """``rows``: the step's ``sample_rows``; ``sampling``: entries for some of them. Raises ValueError where an
-        entry's row is not sampled."""
+    def plan(
+        self, rows: Sequence[int], sampling: Sequence[SamplingRow], masks: RowMasks | None = None
+    ) -> Plan:
+        """``rows``: the step's ``sample_rows``; ``sampling``: entries for some of them; ``masks``: of those with
+        grammars, which are waited for. Raises ValueError where an entry's row is not sampled, and GrammarLostError."""
         plan = Plan(list(rows))
+        if masks is not None:
+            sampling, plan.instead = masks.applied(sampling, self.vocab_size)
         slot_of = {row: slot for slot, row in enumerate(plan.rows)}
         drawn: dict[bool, list[tuple[int, SamplingRow]]] = {False: [], True: []}
         for spec in sampling:
@@ -92,7 +98,7 @@ class CudaSampler:
     def _is_done_here(self, spec: SamplingRow) -> bool:
         ids = [*spec.banned_token_ids, *spec.logprob_token_ids, *(token for token, _ in spec.logit_bias)]
         return (
-            not spec.allowed_token_ids
+            is_set_inside(spec.allowed_token_ids, self.vocab_size)
             and len(dict(spec.logit_bias)) == len(spec.logit_bias)
             and all(0 <= token < self.vocab_size for token in ids)
             and all(_are_inside(data, self.vocab_size) for data in (spec.prompt_ids, spec.output_ids))
@@ -114,7 +120,15 @@ class CudaSampler:
         }
         columns["uniform"][np.logical_not(is_hot)] = 0.0  # the first of the largest logits
         plan.parts.append(part)
-        plan.arrays |= {part.prefix + key: column for key, column in (columns | self._adjustments(specs)).items()}
+        columns |= self._allowed(specs) | self._adjustments(specs)
+        plan.arrays |= {part.prefix + key: column for key, column in columns.items()}
+
+    def _allowed(self, specs: list[SamplingRow]) -> Arrays:
+        lines = [line for line, spec in enumerate(specs) if spec.allowed_token_ids]
+        if not lines:
+            return {}
+        words = np.stack([token_words(specs[line].allowed_token_ids, self.vocab_size) for line in lines])
+        return {"allowed.at": np.array(lines, dtype=np.int64), "allowed.bits": words}
 
     def _adjustments(self, specs: list[SamplingRow]) -> Arrays:
         """Places in the part's logits and what is done there; a key is absent where no row asks for it."""
@@ -176,6 +190,8 @@ class CudaSampler:
             if token == -1:
                 logger.error("row %d of %d cannot be sampled: its logits are not finite", row, len(tokens))
                 sampled[slot] = SampledToken(FAILED_TOKEN_ID)
+            elif row in plan.instead:
+                sampled[slot] = SampledToken(plan.instead[row])
             elif slot in plan.on_host:
                 sampled[slot] = self._sampled_on_host(plan.on_host[slot], row, row_of(slot))
             elif slot in places:
@@ -217,7 +233,7 @@ class _Places:
 
 def _is_adjusted(spec: SamplingRow) -> bool:
     return bool(
-        spec.logit_bias or spec.banned_token_ids or spec.repetition_penalty != 1.0
+        spec.logit_bias or spec.allowed_token_ids or spec.banned_token_ids or spec.repetition_penalty != 1.0
         or ((spec.frequency_penalty or spec.presence_penalty) and spec.output_ids)
     )
 

@@ -98,6 +98,7 @@ class CoreDriver:
         if self._on_event is not None:
             self._on_event(event, now_ns)
         if isinstance(event, ports.WorkerLost):
+            self._encoder.forget_places()
             self._parts = {i: p for i, p in self._parts.items() if p[0].worker_id != event.worker_id}
         if self._observer is not None and isinstance(event, ports.TransferEnded):
             self._observer.transfer_ended(event, now_ns)
@@ -172,6 +173,7 @@ class CoreDriver:
             case m.WorkerStartFailed():
                 pass
             case ports.StepAbandoned() | ports.StepFailed():
+                self._encoder.forget_places()
                 self._note_ended_early(event.step_id)
                 return event
             case _:

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from jettison.core.ports import RunStep, StepRow
-from jettison.device.step import PromptLogprobsRow, RemoteKV, SamplingRow, StepInput, pack_ints
+from jettison.core.requests import RequestState
+from jettison.device.step import GrammarRow, PromptLogprobsRow, RemoteKV, SamplingRow, StepInput, pack_ints
 from jettison.memory.blocks import BlockLedger, BlockTable
-from jettison.types import RequestId, SamplingParams, WorkerId
+from jettison.types import Grammar, RequestId, SamplingParams, WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,13 @@ def _sampling_bytes(row: SamplingRow) -> int:
     """Upper bound of a row as msgpack."""
     penalties = len(row.prompt_ids) + len(row.output_ids) + len(row.output_counts)
     ids = len(row.banned_token_ids) + len(row.logprob_token_ids)
-    return _ROW_BYTES + 5 * ids + 15 * len(row.logit_bias) + len(row.allowed_token_ids) + penalties
+    grammar = 0 if row.grammar is None else _grammar_bytes(row.grammar)
+    return _ROW_BYTES + 5 * ids + 15 * len(row.logit_bias) + len(row.allowed_token_ids) + penalties + grammar
+
+
+def _grammar_bytes(grammar: GrammarRow) -> int:
+    ids = len(grammar.begins_after) + len(grammar.end_token_ids)
+    return _ROW_BYTES + 4 * len(grammar.text) + len(grammar.output_ids) + 5 * ids
 
 
 class _Slot:
@@ -154,6 +161,42 @@ class _SeenTokens:
         return pack_ints(self._ids[:num_ids]), pack_ints(self._counts[:num_ids])
 
 
+class _GrammarPlaces:
+    """Where each grammar's text and tokens have been sent, so that a step carries what is new.
+
+    A worker that was restarted, or has given a state up, has to be sent all of it: it says so by failing the step
+    (GrammarLostError), and the driver calls ``forget_places`` for every step that failed.
+    """
+
+    _OVERLAP = 8
+    """Tokens that are sent again: a step that was given up before its last stage began has told that stage nothing."""
+
+    def __init__(self, end_token_ids: tuple[int, ...]) -> None:
+        self._end_token_ids = end_token_ids
+        self._at: dict[RequestId, tuple[WorkerId, int]] = {}
+        """The last worker that was sent it, and how many tokens of the output."""
+
+    def row(self, worker_id: WorkerId, state: RequestState, grammar: Grammar) -> GrammarRow:
+        """What this worker needs to know."""
+        num_known = len(state.output)
+        worker, num_sent = self._at.get(state.request_id, (None, 0))
+        is_known = worker == worker_id
+        num_before = max(0, min(num_sent, num_known) - self._OVERLAP) if is_known else 0
+        self._at[state.request_id] = worker_id, num_known
+        return GrammarRow(
+            state.request_id, "" if is_known else grammar.text, grammar.begins_after, num_before,
+            pack_ints(state.output[num_before:]), self._end_token_ids,
+        )
+
+    def forget(self, request_id: RequestId) -> None:
+        """It has ended."""
+        self._at.pop(request_id, None)
+
+    def forget_places(self) -> None:
+        """Send all of it again, whatever was sent."""
+        self._at.clear()
+
+
 class StepEncoder:
     """Encodes steps over the ledgers of a cluster."""
 
@@ -164,6 +207,7 @@ class StepEncoder:
         self._tables = {worker: _TableMatrix() for worker in ledgers}
         self._seen: dict[RequestId, _SeenTokens] = {}
         """Of requests with penalties."""
+        self._grammars = _GrammarPlaces(self._eos_token_ids)
         self._refused: dict[int, list[int]] = {}
         """Step -> which of its sampled rows (by place in ``sample_rows``) were not asked for."""
 
@@ -172,6 +216,11 @@ class StepEncoder:
         for tables in self._tables.values():
             tables.forget(request_id)
         self._seen.pop(request_id, None)
+        self._grammars.forget(request_id)
+
+    def forget_places(self) -> None:
+        """A step has failed, or a worker is lost: what workers keep of grammars is not known any more."""
+        self._grammars.forget_places()
 
     def take_refused(self, step_id: int) -> list[int]:
         """The step is over: which of its tokens do not count, because their sampling rows were not sent."""
@@ -237,9 +286,12 @@ class StepEncoder:
         num_bytes = 0
         sampled = [(i, row) for i, row in enumerate(step.rows) if row.samples]
         for place, (i, row) in enumerate(sampled):
-            if row.state.request.params.is_plain_greedy:
+            params = row.state.request.params
+            if params.is_plain_greedy:
                 continue
             spec = self._sampling(i, row)
+            if params.grammar is not None:
+                spec.grammar = self._grammars.row(step.stages[-1].worker_id, row.state, params.grammar)
             size = _sampling_bytes(spec)
             if num_bytes + size > MAX_SAMPLING_BYTES:
                 logger.error("request %s: %d bytes for the sampler are more than step %d can carry",

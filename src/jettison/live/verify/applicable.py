@@ -7,8 +7,10 @@ An event that a model can have is staged so that it happens (``live.verify.scena
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import NamedTuple
 
+from jettison.device.model.tokenizer_files import has_tokenizer
 from jettison.live.engine.assembly import Assembly
 
 GIB = 1 << 30
@@ -23,6 +25,8 @@ class Lack(StrEnum):
     """Each instance has the parameters in memory of its own, and the reference has them, too."""
     ROWS = "rows"
     """Steps whose rows stop and go on later need kernels and a device that can do it."""
+    TOKENIZER = "tokenizer"
+    """What a grammar allows is a question of the tokens' texts."""
 
 
 class Needs(NamedTuple):
@@ -35,6 +39,8 @@ class Needs(NamedTuple):
     """Of KV in one instance, at most about so many."""
     sheds_rows: bool = False
     """Steps shed rows in it."""
+    has_tokenizer: bool = False
+    """Requests follow grammars in it."""
 
 
 class Has(NamedTuple):
@@ -56,6 +62,8 @@ def why_not(needs: Needs, has: Has) -> tuple[Lack, str] | None:
         )
     if needs.sheds_rows and not has.assembly.limits.sheds_rows:
         return Lack.ROWS, f"with {has.assembly.kernels} a step's rows cannot go on later with the same results"
+    if needs.has_tokenizer and not has_tokenizer(Path(has.assembly.config.model.model)):
+        return Lack.TOKENIZER, "grammars need the model's tokenizer; this folder has none"
     if has.memory is None:
         return None
     each_bytes = has.assembly.memory_for_blocks(-(-needs.num_tokens // has.block_size))

@@ -110,7 +110,7 @@ def compare(
     for request in outcome.requests:
         if not request.output:
             continue
-        verdict = reference.check(request.prompt, request.output)
+        verdict = reference.check(request.prompt, request.output, request.grammar)
         num_compared += verdict.num_compared
         is_apart = parts_apart and request.was_live
         mismatches += verdict.is_mismatch and not is_apart

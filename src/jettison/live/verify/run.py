@@ -31,6 +31,7 @@ from jettison.live.verify.deaths import death_name, death_plan, is_alone, kills
 from jettison.live.verify.proof_table import Conditions, ProofTable, Row, compare, failed, not_applicable, print_table
 from jettison.live.verify.scenarios import BLOCK_SIZE, Event, Outcome, Setting, make_config
 from jettison.live.verify.scenarios_ahead import AHEAD, AHEAD_TOO
+from jettison.live.verify.scenarios_grammars import GRAMMARS
 from jettison.live.verify.scenarios_harvest import HARVEST, HARVEST_IN_PIPELINES
 from jettison.live.verify.scenarios_many import MANY
 from jettison.live.verify.scenarios_migration import MIGRATIONS
@@ -60,7 +61,7 @@ NO_REFERENCE = (
 SEED = 0
 """Of prompts, and of the first model."""
 
-SCENARIOS = STEPS | AHEAD | scenarios.SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | HARVEST | SLEEP | PACKING
+SCENARIOS = STEPS | AHEAD | scenarios.SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | HARVEST | SLEEP | PACKING | GRAMMARS
 FULL_ONLY = MANY | HARVEST_IN_PIPELINES | AHEAD_TOO
 
 WHOLE = ("Llama 2", "Llama 3", "Mistral", "Qwen2", "Qwen3", "Qwen3-MoE")

@@ -24,7 +24,7 @@ from jettison.live.engine.assembly import assemble
 from jettison.live.engine.local_cluster import Completion, LocalCluster, Pace, Until
 from jettison.live.verify.applicable import Needs
 from jettison.memory.kvtransfers import ExchangeMode
-from jettison.types import FinishReason, SamplingParams, ServiceClass, TokenLogprobs
+from jettison.types import FinishReason, Grammar, SamplingParams, ServiceClass, TokenLogprobs
 
 BLOCK_SIZE = 4
 PAGE_BYTES = 4096
@@ -53,6 +53,8 @@ class Observed:
     """It attended to KV at its old home for a while: its attention was computed in parts."""
     logprobs: Sequence[TokenLogprobs | None] = ()
     """Of each token of the output, where ``Setting.num_logprobs`` asks for them."""
+    grammar: Grammar | None = None
+    """What the output had to follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +161,13 @@ def make_prompts(
 
 def submit(
     cluster: LocalCluster, prompts: list[list[int]], num_tokens: int, first: int = 0,
-    service_class: ServiceClass = ServiceClass.ONLINE,
+    service_class: ServiceClass = ServiceClass.ONLINE, grammars: Sequence[Grammar | None] = (),
 ) -> None:
-    """Greedy requests ``request-<first>`` and on, of exactly ``num_tokens`` tokens each."""
+    """Greedy requests ``request-<first>`` and on, of exactly ``num_tokens`` tokens each. ``grammars``: what each of
+    them follows; none where it is empty."""
     for i, prompt in enumerate(prompts, start=first):
-        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        grammar = grammars[i - first] if grammars else None
+        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, grammar=grammar)
         cluster.submit(f"request-{i}", prompt, params, service_class=service_class)
 
 
@@ -174,7 +178,7 @@ def observed(cluster: LocalCluster, prompts: list[list[int]]) -> list[Observed]:
     return [
         Observed(
             prompt, done.token_ids, _problem(len(prompt), done, context), done.num_live_rows > 0,
-            [token.logprobs for token in done.tokens],
+            [token.logprobs for token in done.tokens], done.params.grammar,
         )
         for prompt, done in found
     ]

@@ -12,7 +12,7 @@ from jettison.config import EngineConfig
 from jettison.device.reference import Verdict
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.local_cluster import LocalCluster
-from jettison.types import SamplingParams
+from jettison.types import Grammar, SamplingParams
 
 MAX_TOKENS = 4096
 """Prompt and answer of the longest request it is asked about."""
@@ -34,23 +34,24 @@ class SoloReference:
         num_blocks = -(-min(MAX_TOKENS, sized.limits.max_model_len) // sized.limits.block_size) + 4
         flags["memory"] = sized.memory_for_blocks(num_blocks)
         self._config = EngineConfig.resolve(**flags)  # type: ignore[arg-type]
-        self._known: dict[tuple[int, ...], list[int]] = {}
+        self._known: dict[tuple[tuple[int, ...], Grammar | None], list[int]] = {}
 
-    def check(self, prompt: list[int], output: list[int]) -> Verdict:
+    def check(self, prompt: list[int], output: list[int], grammar: Grammar | None = None) -> Verdict:
         """See ``Reference.check``. Without logits at hand a difference is always a mismatch."""
-        for index, (ours, theirs) in enumerate(zip(output, self._answer(prompt, len(output)), strict=True)):
+        for index, (ours, theirs) in enumerate(zip(output, self._answer(prompt, len(output), grammar), strict=True)):
             if ours != theirs:
                 return Verdict(index + 1, True, False)
         return Verdict(len(output), False, False)
 
-    def _answer(self, prompt: list[int], num_tokens: int) -> list[int]:
+    def _answer(self, prompt: list[int], num_tokens: int, grammar: Grammar | None) -> list[int]:
         """The greedy answer's beginning. Events share prompts, so answers are kept."""
-        known = self._known.get(tuple(prompt), [])
+        known = self._known.get((tuple(prompt), grammar), [])
         if len(known) < num_tokens:
             with LocalCluster(self._config) as cluster:
-                params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+                params = SamplingParams(
+                    max_tokens=num_tokens, temperature=0.0, ignore_eos=True, grammar=grammar)
                 cluster.submit("reference", prompt, params)
                 cluster.run()
                 known = cluster.completions["reference"].token_ids
-            self._known[tuple(prompt)] = known
+            self._known[tuple(prompt), grammar] = known
         return known[:num_tokens]

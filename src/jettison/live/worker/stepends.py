@@ -7,7 +7,7 @@ import logging
 from jettison.core import ports
 from jettison.core.controlstream import Failure
 from jettison.device.step import StepInput
-from jettison.errors import RemoteAttentionError, RowsLostError, TokensLostError
+from jettison.errors import GrammarLostError, RemoteAttentionError, RowsLostError, TokensLostError
 from jettison.live.wire import messages as m
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ def why_failed(step: StepInput, error: Exception) -> Failure:
     if isinstance(error, TokensLostError):
         log.warning("%s", error)
         return Failure.of_lost_tokens(step.follows_step)
-    if isinstance(error, RowsLostError):
+    if isinstance(error, GrammarLostError | RowsLostError):
         log.warning("%s", error)
         return Failure(str(error), recompute=True)
     log.error("step %d failed", step.step_id, exc_info=error)

@@ -80,7 +80,8 @@ async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) 
     tokenizer = Tokenizer.from_dir(
         settings.model_dir, max_template_chars=server.max_template_chars, templates=server.templates,
         byte_tokens=settings.byte_tokens)
-    service = BatchService(ServerState(engine, tokenizer, server), settings)
+    state = ServerState(engine, tokenizer, server)
+    service = BatchService(state, settings)
     try:
         await service.start()
         batch = await _batch_for(service, path, kind, endpoint, digest)
@@ -94,6 +95,7 @@ async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) 
         await asyncio.to_thread(_deliver, service, batch, out)
     finally:
         await service.close()
+        await asyncio.to_thread(state.grammars.close)
         await engine.close()
     await asyncio.to_thread(shutil.rmtree, settings.folder)
     return batch

@@ -1,0 +1,402 @@
+"""Which tokens a row's grammar allows next: masks, made on a thread of their own while a step's layers run.
+
+A state is a parser (llguidance's) that has been fed the output's tokens. It belongs to its request and is kept here
+from step to step, but it can be made anew from what a row says: so it follows its request through every move of memory.
+What a row counts on and is not here any more fails the step (GrammarLostError), which then runs again with all of it. A
+row whose mask is not there when the step has been computed is sampled in a later one (``types.LATER_TOKEN_ID``): a
+grammar that is compiled, a vocabulary that is read, keep no other row waiting.
+
+Not here: how a mask changes logits (``sampler``), what clients may ask (``server.structured``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from jettison.device.model.end_tokens import read_end_tokens
+from jettison.device.model.vocabulary import Vocabulary, gently, read_vocabulary
+from jettison.device.step import GrammarRow, SamplingRow, bits_token_set, pack_ints, token_mask, unpack_ints
+from jettison.errors import GrammarLostError
+from jettison.types import GRAMMAR_FAILED_TOKEN_ID, LATER_TOKEN_ID, Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+logger = logging.getLogger(__name__)
+
+Bits = npt.NDArray[np.uint32]
+
+LIMITS = {
+    "initial_lexer_fuel": 2_000_000, "step_lexer_fuel": 400_000, "step_max_items": 50_000, "max_items_in_row": 2_000,
+    "max_lexer_states": 50_000, "max_grammar_size": 500_000, "verbose_errors": False,
+}  # fmt: skip
+"""Of one grammar here: llguidance's own, but for its lexer: twice its fuel (front ends compile with half of that, so
+that what compiled there compiles here), and a fifth of its states, which take one to two KiB each."""
+
+
+STACK_BYTES = 16 << 20
+"""Of the threads here: four times what front ends compile with, so that what did not overflow there does not here."""
+LEAST_WAIT_S = 0.005
+"""A step waits for masks at its end as long as it has computed until then, at least so long: running a row again costs
+a small model more than that in messages."""
+_NOT_YET = object()
+
+
+class _Words:
+    """A vocabulary as ``LLTokenizer`` reads it. Where a grammar leaves only one text, llguidance asks for its tokens
+    and allows no others: those of the model's own tokenizer or, where that changes the text, the longest ones."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, end_token_id: int) -> None:
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = sorted(vocabulary.special_ids)
+        self.eos_token_id = end_token_id
+        self._special_ids = vocabulary.special_ids
+        self._encode = vocabulary.encode
+        self._ids: dict[bytes, int] = {}
+        for at, word in enumerate(gently(self.tokens)):
+            if word and at not in vocabulary.special_ids:
+                self._ids[word] = at
+        self._longest = max(map(len, self._ids), default=0)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        data = text.encode() if isinstance(text, str) else text
+        try:
+            ids = self._encode(data.decode())
+        except UnicodeDecodeError:
+            return self._longest_first(data)
+        if b"".join(self.tokens[token] for token in ids) == data and self._special_ids.isdisjoint(ids):
+            return ids
+        return self._longest_first(data)
+
+    def _longest_first(self, data: bytes) -> list[int]:
+        """As far as the vocabulary goes."""
+        ids: list[int] = []
+        at = 0
+        while at < len(data):
+            lengths = range(min(self._longest, len(data) - at), 0, -1)
+            length = next((length for length in lengths if data[at : at + length] in self._ids), 0)
+            if not length:
+                break
+            ids.append(self._ids[data[at : at + length]])
+            at += length
+        return ids
+
+
+def make_tokenizer(vocabulary: Vocabulary, end_token_ids: Sequence[int], vocab_size: int) -> LLTokenizer:
+    """What grammars are compiled for. ``vocab_size``: of the model, which may have more tokens than the tokenizer, or
+    fewer."""
+    from llguidance import LLTokenizer  # on the thread that reads the vocabulary, as steps run
+
+    return LLTokenizer(
+        _Words(vocabulary, end_token_ids[0]),  # type: ignore[arg-type]  # it is told by its attributes
+        n_vocab=max(vocab_size, len(vocabulary.tokens)),
+        eos_token=list(end_token_ids),
+        slices=LLTokenizer.json_slices(),
+    )
+
+
+class GrammarFailure(Exception):
+    """A grammar went beyond its bounds, or allows nothing; its request alone fails."""
+
+
+class GrammarState:
+    """One request's grammar and how far its output is in it."""
+
+    def __init__(self, tokenizer: LLTokenizer, row: GrammarRow) -> None:
+        """For an output of which nothing is known yet; ``advance`` tells of it."""
+        self.text = row.text
+        self._tokenizer = tokenizer
+        self._begins_after = row.begins_after
+        self._end_token_ids = frozenset(row.end_token_ids)
+        self._matcher: LLMatcher | None = None
+        self._tokens: list[int] = []
+        self._has_begun = not row.begins_after
+        self._has_ended = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the output that it has been told."""
+        return len(self._tokens)
+
+    @property
+    def matcher(self) -> LLMatcher:
+        """Compiled when it is first asked for. Raises GrammarFailure."""
+        if self._matcher is None:
+            from llguidance import LLMatcher, LLParserLimits
+
+            limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
+            self._matcher = LLMatcher(self._tokenizer, self.text, log_level=0, limits=limits)
+            self._check()
+        return self._matcher
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the grammar has not begun."""
+        return not self._has_begun
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether an end token has been drawn behind it."""
+        return self._has_ended
+
+    def is_before(self, num_before: int, output_ids: bytes) -> bool:
+        """Whether its tokens are the beginning of an output, of which those from ``num_before`` on are given."""
+        num_tokens, output = len(self._tokens), unpack_ints(output_ids)
+        if not num_before <= num_tokens <= num_before + len(output):
+            return False
+        return self._tokens[num_before:num_tokens] == output[: num_tokens - num_before].tolist()
+
+    def mask_behind(self, row: GrammarRow) -> bytes | None:
+        """A bit for each token that may come behind the row's output, which is told to it; None: all may. Raises
+        GrammarFailure."""
+        self.advance(unpack_ints(row.output_ids)[self.num_tokens - row.num_before :].tolist())
+        if self.is_free:
+            return None
+        bits: Bits = np.zeros((self._tokenizer.vocab_size + 31) // 32, dtype=np.uint32)
+        self.fill(bits)
+        return bits.tobytes()
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """The output has got these tokens. Raises GrammarFailure where they are none that the grammar allows."""
+        at = 0
+        while at < len(tokens) and not self._has_begun:
+            self._tokens.append(tokens[at])
+            at += 1
+            self._has_begun = tuple(self._tokens[-len(self._begins_after) :]) == self._begins_after
+        bound = tokens[at:]
+        self._tokens += bound
+        for token in bound:
+            if self._has_ended:
+                return
+            if token in self._end_token_ids and self.matcher.is_accepting():
+                self._has_ended = True
+            elif not self.matcher.consume_token(token):
+                self._check()
+                raise GrammarFailure(f"token {token} is not allowed here")
+
+    def fill(self, bits: Bits) -> None:
+        """Write the mask of the next token into zeros. Raises GrammarFailure."""
+        if not self._has_ended and not self.matcher.is_stopped():
+            self.matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._check()
+        is_end_allowed = self._has_ended or self.matcher.is_accepting()
+        for token in self._end_token_ids:
+            word, bit = divmod(token, 32)
+            bits[word] = bits[word] | np.uint32(1 << bit) if is_end_allowed else bits[word] & ~np.uint32(1 << bit)
+        if not bits.any():
+            raise GrammarFailure("no token is allowed here")
+
+    def _check(self) -> None:
+        if self._matcher is not None and self._matcher.is_error():
+            raise GrammarFailure(" ".join(self._matcher.get_error().split())[:200])
+
+
+class Masks:
+    """Of one step, on their way: a ``RowMasks``."""
+
+    def __init__(self) -> None:
+        self._begin_s = time.perf_counter()
+        self._lost: GrammarLostError | None = None
+        self._made: dict[int, bytes | GrammarFailure | None] = {}
+        """Row -> what is known of it, written by the thread as it goes on; None: all tokens are allowed."""
+        self._parts: list[Future[Any]] = []
+        self._built: dict[int, Future[_Built]] = {}
+        """Row -> its state, which was not there when the step began."""
+
+    def lose(self, why: str) -> None:
+        """The step cannot be sampled."""
+        self._lost = GrammarLostError(why)
+
+    def await_masks(self, work: Callable[[dict[int, bytes | GrammarFailure | None]], None],
+                    thread: ThreadPoolExecutor) -> None:
+        """Have ``work`` fill in rows."""
+        self._parts.append(thread.submit(work, self._made))
+
+    def await_state(self, row: int, built: Future[_Built]) -> None:
+        """The row's mask comes with its state."""
+        self._parts.append(built)
+        self._built[row] = built
+
+    def applied(self, sampling: Sequence[SamplingRow], vocab_size: int) -> tuple[list[SamplingRow], dict[int, int]]:
+        """See ``RowMasks``. Where a client's own list leaves none of a grammar's tokens, the grammar alone counts."""
+        if self._lost is not None:
+            raise self._lost
+        wait(self._parts, max(LEAST_WAIT_S, time.perf_counter() - self._begin_s))
+        rows: list[SamplingRow] = []
+        instead: dict[int, int] = {}
+        for row in sampling:
+            if row.grammar is None:
+                rows.append(row)
+                continue
+            mask = self._mask(row.row)
+            if isinstance(mask, GrammarFailure):
+                logger.warning("the grammar of row %d: %s", row.row, mask)
+                instead[row.row] = GRAMMAR_FAILED_TOKEN_ID
+            elif mask is _NOT_YET:
+                instead[row.row] = LATER_TOKEN_ID
+            allowed = row.allowed_token_ids
+            if isinstance(mask, bytes):
+                allowed = _both(allowed, mask, vocab_size)
+            rows.append(msgspec.structs.replace(row, grammar=None, allowed_token_ids=allowed))
+        return rows, instead
+
+    def _mask(self, row: int) -> bytes | GrammarFailure | object | None:
+        built = self._built.get(row)
+        if built is None:
+            return self._made.get(row, _NOT_YET)
+        return built.result().mask if built.done() else _NOT_YET
+
+
+def _both(allowed: bytes, mask: bytes, vocab_size: int) -> bytes:
+    if not allowed:
+        return bits_token_set(mask)
+    both = token_mask(allowed, vocab_size) & token_mask(bits_token_set(mask), vocab_size)
+    return bits_token_set(np.packbits(both, bitorder="little").tobytes() if both.any() else mask)
+
+
+class _Built(NamedTuple):
+    """A state that was made for a row, and the row's mask."""
+
+    state: GrammarState | None
+    """None where it failed."""
+    mask: bytes | GrammarFailure | None
+
+
+_Known = tuple[int, GrammarRow, GrammarState]
+"""A row, and its state."""
+
+
+class Grammars:
+    """The states of one device. Cheap to make: the vocabulary is read with the first grammar.
+
+    Two threads, so that a grammar that is compiled, or a long output that is read again, keeps no other's mask waiting.
+    """
+
+    def __init__(self, read: Callable[[], Vocabulary], vocab_size: int, max_states: int) -> None:
+        """``read``: the model's vocabulary; ``max_states``: the least lately used ones beyond these are given up."""
+        self._read = read
+        self._vocab_size = vocab_size
+        self._max_states = max_states
+        self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
+        self._states: OrderedDict[str, Future[_Built]] = OrderedDict()
+        self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
+        """For masks, and for states."""
+
+    def begin(self, sampling: Sequence[SamplingRow]) -> Masks | None:
+        """Begin to make the masks of a step; None where no row of it has a grammar."""
+        asked = [(row.row, row.grammar) for row in sampling if row.grammar is not None]
+        if not asked:
+            return None
+        if self._threads is None:
+            self._threads = _thread("masks"), _thread("grammars")
+        masks, known = Masks(), list[_Known]()
+        for row, grammar in asked:
+            found = self._find(grammar)
+            if found is None:
+                masks.lose(f"the grammar of request {grammar.request_id} is not kept here")
+            elif isinstance(found, GrammarState):
+                known.append((row, grammar, found))
+            else:
+                masks.await_state(row, found)
+        if known:
+            masks.await_masks(partial(_make, known), self._threads[0])
+        while len(self._states) > self._max_states:
+            self._states.popitem(last=False)
+        return masks
+
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        threads, self._threads = self._threads, None
+        for thread in threads or ():
+            thread.shutdown(cancel_futures=True)
+
+    def _find(self, row: GrammarRow) -> GrammarState | Future[_Built] | None:
+        """The request's state, or that it is being made; None where it would have to be, and the row says too
+        little."""
+        kept = self._states.get(row.request_id)
+        if kept is not None:
+            self._states.move_to_end(row.request_id)
+            if not kept.done() or (state := kept.result().state) is None:
+                if not row.text:
+                    return kept
+            elif (not row.text or row.text == state.text) and state.is_before(row.num_before, row.output_ids):
+                return state
+        if not row.text or row.num_before or self._threads is None:
+            return None
+        kept = self._states[row.request_id] = self._threads[1].submit(self._build, row)
+        return kept
+
+    def _build(self, row: GrammarRow) -> _Built:
+        """A new state, told of the whole output."""
+        try:
+            tokenizer = self._tokenizer(row.end_token_ids)
+            state = GrammarState(tokenizer, row)
+            return _Built(state, state.mask_behind(row))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this request only
+            return _Built(None, _as_failure(error))
+
+    def _tokenizer(self, end_token_ids: tuple[int, ...]) -> LLTokenizer:
+        tokenizer = self._tokenizers.get(end_token_ids)
+        if tokenizer is None:
+            if not end_token_ids:
+                raise GrammarFailure("the model has no end token")
+            tokenizer = make_tokenizer(self._read(), end_token_ids, self._vocab_size)
+            self._tokenizers[end_token_ids] = tokenizer
+        return tokenizer
+
+
+def _make(known: list[_Known], made: dict[int, bytes | GrammarFailure | None]) -> None:
+    for row, grammar, state in known:
+        try:
+            made[row] = state.mask_behind(grammar)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row only
+            made[row] = _as_failure(error)
+
+
+def _as_failure(error: Exception) -> GrammarFailure:
+    if isinstance(error, GrammarFailure):
+        return error
+    logger.error("a grammar cannot be followed", exc_info=error)
+    return GrammarFailure(str(error))
+
+
+def _thread(name: str) -> ThreadPoolExecutor:
+    """One thread with a stack of its own size: grammars are compiled by recursion."""
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+        pool.submit(int).result()  # starts it
+    finally:
+        threading.stack_size(before)
+    return pool
+
+
+def output_masks(
+    model_dir: Path, vocab_size: int, grammar: Grammar, output: Sequence[int]
+) -> npt.NDArray[np.bool_]:
+    """[tokens, vocab_size]: which tokens the grammar allows at each place of an output, each worked out from the
+    tokens before it alone. Raises ModelError, GrammarFailure."""
+    ends = tuple(sorted(read_end_tokens(model_dir, vocab_size).ids))
+    tokenizer = make_tokenizer(read_vocabulary(model_dir), ends, vocab_size)
+    masks = np.ones((len(output), vocab_size), dtype=np.bool_)
+    for place in range(len(output)):
+        row = GrammarRow("", grammar.text, grammar.begins_after, 0, pack_ints(output[:place]), ends)
+        mask = GrammarState(tokenizer, row).mask_behind(row)
+        if mask is not None:
+            masks[place] = token_mask(bits_token_set(mask), vocab_size)
+    return masks

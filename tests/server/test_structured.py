@@ -1,0 +1,269 @@
+"""What clients may ask answers to look like: fields to constraints, constraints to grammars, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+from fake_engine import FakeEngine
+from llguidance import LLMatcher
+
+from jettison.server import compiling
+from jettison.server.compile_process import Compiler, Job
+from jettison.server.compiling import GrammarCompiler
+from jettison.server.errors import ApiError
+from jettison.server.structured import Constraint
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+SPECIAL = {"<|tool|>": 300, "<|end|>": 301}
+TAGS = {
+    "type": "structural_tag", "triggers": ["<f="],
+    "structures": [{"begin": "<f=a>", "schema": SCHEMA, "end": "</f>"}, {"begin": "<f=b>", "schema": {}, "end": ""}],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    return Compiler(SPECIAL)
+
+
+def follows(compiler, constraint, *texts):
+    """For each text whether it is one, a beginning of one ("begins"), or neither; a number in it is a token."""
+    job = Job(kind=constraint.kind, text=constraint.text, white_space=constraint.whitespace_pattern)
+    made = compiler.compiled(job)
+    assert made.error is None, made.error
+    found = []
+    for text in texts:
+        matcher = LLMatcher(compiler._tokenizer, made.grammar, log_level=0)
+        tokens = []
+        for part in [text] if isinstance(text, str) else text:
+            tokens += [part] if isinstance(part, int) else compiler._tokenizer.tokenize_str(part)
+        is_taken = all(matcher.consume_token(token) for token in tokens)
+        found.append(matcher.is_accepting() if is_taken and matcher.is_accepting() else "begins" if is_taken else False)
+    return found
+
+
+# --- grammars
+
+
+@pytest.mark.parametrize(("constraint", "texts", "expected"), [
+    (Constraint("json", json.dumps(SCHEMA)), ['{"a":1}', '{ "a": -3 }', '{"a"', '{"a":"x"}', "{}"],
+     [True, True, "begins", False, False]),
+    (Constraint("json", json.dumps(SCHEMA), whitespace_pattern=""), ['{"a":1}', '{"a": 1}'], [True, False]),
+    (Constraint("json", json.dumps(SCHEMA), whitespace_pattern="[ ]{1,2}"), ['{  "a":1}', '{   "a":1}', '{\n"a":1}'],
+     [True, False, False]),
+    (Constraint("json", "true"), ["3", '["x"]', "x"], [True, True, False]),
+    (Constraint("regex", r"\d{2}-(a|b)/\w"), ["12-a/x", "12-c", "1²-a/x"], [True, False, False]),
+    (Constraint("choice", '["yes", "no", "né\\n\\"", "yes"]'), ["yes", "no", 'né\n"', "y", "maybe"],
+     [True, True, True, "begins", False]),
+    (Constraint("choice", '["", "a"]'), ["", "a", "b"], [True, True, False]),
+    (Constraint("grammar", 'root ::= "SELECT " [a-z]+ (" FROM " [a-z]+)?'), ["SELECT a FROM b", "SELECT a", "DROP"],
+     [True, True, False]),
+    (Constraint("grammar", 'start: "x" N\nN: /[0-9]+/'), ["x12", "y"], [True, False]),
+    (Constraint("grammar", 'start: <|tool|> "x"'), [[300, "x"], "x"], [True, False]),
+    (Constraint("structural_tag", json.dumps(TAGS)),
+     ["free < text", 'say <f=a>{"a":1}</f> and <f=b>[1]', "<f=c>", '<f=a>{"b"', ""], [True, True, False, False, True]),
+])  # fmt: skip
+def test_what_follows_a_constraint(compiler, constraint, texts, expected):
+    assert follows(compiler, constraint, *texts) == expected
+
+
+@pytest.mark.parametrize(("document", "texts", "expected"), [
+    ({"type": "const_string", "value": "a<|tool|>b"}, [["a", 300, "b"], "ab"], [True, False]),
+    ({"type": "json_schema", "json_schema": SCHEMA}, ['{"a":1}', "1"], [True, False]),
+    ({"type": "regex", "pattern": "a/b+"}, ["a/bb", "a"], [True, "begins"]),
+    ({"type": "sequence", "elements": [{"type": "const_string", "value": "x"}, {"type": "any_text"}]},
+     ["x and more", "y"], [True, False]),
+    ({"type": "or", "elements": [{"type": "const_string", "value": "x"}, {"type": "const_string", "value": "yy"}]},
+     ["x", "yy", "xy"], [True, True, False]),
+    ({"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"},
+     ["<t>a<b</t>", "<t>a</t>b", "<t>a"], [True, False, "begins"]),
+    ({"type": "tag", "begin": "<|tool|>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "<|end|>"},
+     [[300, '{"a":1}', 301], [300, '{"a":1}']], [True, "begins"]),
+    ({"type": "tag", "begin": "(", "content": {"type": "regex", "pattern": "a"}, "end": [")", "]"]},
+     ["(a)", "(a]", "(a}"], [True, True, False]),
+    ({"type": "triggered_tags", "triggers": ["<|tool|>"], "at_least_one": True, "stop_after_first": True, "tags": [
+        {"begin": "<|tool|>x", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "!"}]},
+     [["so ", 300, 'x{"a":1}!'], ["so ", 300, 'x{"a":1}! more'], "so"], [True, False, "begins"]),
+    ({"type": "tags_with_separator", "separator": ",", "at_least_one": True, "tags": [
+        {"begin": "<", "content": {"type": "regex", "pattern": "[a-z]"}, "end": ">"}]},
+     ["<a>", "<a>,<b>", "<a><b>", ""], [True, True, False, "begins"]),
+])  # fmt: skip
+def test_formats_of_structural_tags(compiler, document, texts, expected):
+    constraint = Constraint("structural_tag", json.dumps({"type": "structural_tag", "format": document}))
+    assert follows(compiler, constraint, *texts) == expected
+
+
+@pytest.mark.parametrize(("constraint", "why"), [
+    (Constraint("json", "{"), "no JSON"), (Constraint("json", "[]"), "object"),
+    (Constraint("json", '{"type": "objct"}'), "objct"), (Constraint("json", '{"not": {}}'), "not"),
+    (Constraint("json", '{"$ref": "#/nowhere"}'), "nowhere"), (Constraint("json", "false"), ""),
+    (Constraint("json", '{"a":' * 3000 + "1" + "}" * 3000), ""), (Constraint("regex", "(?=a)"), "look-ahead"),
+    (Constraint("regex", "(a"), "unclosed"), (Constraint("grammar", "root ::= nothing"), "nothing"),
+    (Constraint("grammar", "start: nothing"), "nothing"), (Constraint("structural_tag", "[]"), "object"),
+    (Constraint("structural_tag", "{}"), "format"), (Constraint("structural_tag", '{"format": {}}'), "type"),
+    (Constraint("structural_tag", '{"triggers": ["<"], "structures": [{"begin": "[", "end": ""}]}'), "trigger"),
+])  # fmt: skip
+def test_what_cannot_be_compiled_says_why_in_a_line(compiler, constraint, why):
+    error = compiler.compiled(Job(kind=constraint.kind, text=constraint.text)).error
+    assert error is not None and why in error and "\n" not in error and len(error) < 400
+
+
+# --- apart from the server
+
+
+CHAIN = "start: r0\n" + "\n".join(f'r{at}: "a" r{(at + 1) % 9000}?' for at in range(9000))
+"""Its compilation overflows a stack."""
+BOMBS = [
+    Constraint("grammar", CHAIN),
+    Constraint("json", json.dumps({"enum": [f"x{at}" for at in range(18_000)]})),
+    Constraint("json", json.dumps({"allOf": [
+        {"anyOf": [{"type": "object", "properties": {f"p{i}{j}": {"type": "integer"}}} for j in range(6)]}
+        for i in range(14)]})),
+    Constraint("regex", "(" * 200 + "a" + "{1,40})" * 200),
+    Constraint("json", json.dumps({"type": "string", "pattern": "(x+x+)+y" * 400})),
+    Constraint("grammar", "start: " + " ".join(f"a{at}" for at in range(2000)) + "\n" + "\n".join(
+        f"a{at}: " + " | ".join(f"a{other}" for other in range(0, 2000, 50)) + ' | "x"' for at in range(2000))),
+]  # fmt: skip
+
+
+async def test_bombs_are_refused_or_compiled_and_the_next_constraint_is_well():
+    compiler = GrammarCompiler(SPECIAL)
+    try:
+        await compiler.compiled(Constraint("choice", '["a"]'))
+        for bomb in BOMBS:
+            error = None
+            try:
+                await compiler.compiled(bomb)
+            except ApiError as raised:
+                error = raised
+            told = error is None or (error.status, error.param, error.code, "\n" in error.message)
+            assert told in (True, (400, "structured_outputs", "invalid_grammar", False))
+            assert "start" in await compiler.compiled(Constraint("regex", f"b{BOMBS.index(bomb)}"))
+    finally:
+        compiler.close()
+
+
+async def test_the_time_and_the_length_of_a_constraint_are_bounded(monkeypatch):
+    monkeypatch.setattr(compiling, "MAX_COMPILE_S", 0.01)
+    compiler = GrammarCompiler(SPECIAL)
+    long = Constraint("json", json.dumps({"enum": [f"x{at}" for at in range(15_000)]}))
+    try:
+        with pytest.raises(ApiError, match=r"takes more than 0\.01 s"):
+            await compiler.compiled(long)
+        monkeypatch.setattr(compiling, "MAX_COMPILE_S", 30.0)
+        with pytest.raises(ApiError, match=r"takes more than 0\.01 s"):
+            await compiler.compiled(long)  # kept, too
+        assert await compiler.compiled(Constraint("json", "{}"))
+        with pytest.raises(ApiError, match="may have 262144"):
+            await compiler.compiled(Constraint("regex", "a" * 262145))
+    finally:
+        compiler.close()
+
+
+async def test_one_compilation_serves_all_and_the_cache_is_bounded(monkeypatch):
+    asked = []
+    monkeypatch.setattr(compiling, "MAX_CACHE_BYTES", 4000)
+    compiler = GrammarCompiler(SPECIAL)
+    ask = compiler._ask
+    monkeypatch.setattr(compiler, "_ask", lambda constraint: asked.append(constraint) or ask(constraint))
+    try:
+        same = [compiler.compiled(Constraint("choice", '["a"]', param)) for param in "pqrs"]
+        assert len(set(await asyncio.gather(*same))) == 1 and len(asked) == 1
+        for at in range(30):
+            await compiler.compiled(Constraint("choice", json.dumps(["x" * at, "y"])))
+        assert compiler._num_cached_bytes <= 4000 and len(compiler._cache) < 15
+        await compiler.compiled(Constraint("choice", '["a"]'))
+        assert len(asked) == 32
+    finally:
+        compiler.close()
+
+
+async def test_a_child_that_has_ended_meanwhile_is_replaced():
+    compiler = GrammarCompiler(SPECIAL)
+    try:
+        await compiler.compiled(Constraint("regex", "a"))
+        compiler._child._process.kill()
+        compiler._child._process.wait()
+        assert await compiler.compiled(Constraint("regex", "b")) == "start: /b/"
+    finally:
+        compiler.close()
+
+
+async def test_the_loop_goes_on_while_a_grammar_is_compiled():
+    compiler = GrammarCompiler(SPECIAL)
+    turns = 0
+
+    async def turn():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0.001)
+
+    turning = asyncio.create_task(turn())
+    try:
+        began = time.monotonic()
+        await compiler.compiled(Constraint("json", json.dumps({"enum": [f"x{at}" for at in range(9_000)]})))
+        assert turns > 10 * (time.monotonic() - began)
+    finally:
+        turning.cancel()
+        compiler.close()
+
+
+# --- over HTTP
+
+
+@pytest.mark.parametrize("fields", [
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+    {"structured_outputs": {"json": SCHEMA}}, {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+    {"guided_json": SCHEMA}, {"json_schema": json.dumps(SCHEMA)}, {"format": SCHEMA},
+])  # fmt: skip
+@pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS])
+async def test_every_way_to_say_a_schema_is_the_same(app_client, app_engine, endpoint, fields):
+    base = {"messages": [{"role": "user", "content": "x"}]} if endpoint == CHAT else {"prompt": "x"}
+    answer = await app_client.post(endpoint, json=base | fields | {"n": 2})
+    assert answer.status_code == 200, answer.text
+    grammars = {request.params.grammar for request in app_engine.accepted[-2:]}
+    (grammar,) = grammars
+    assert json.loads(grammar.text)["grammars"][0]["json_schema"]["properties"] == SCHEMA["properties"]
+    assert grammar.begins_after == ()
+
+
+async def test_what_says_nothing_binds_nothing(app_client, app_engine):
+    for fields in (
+        {}, {"response_format": None}, {"response_format": {"type": "text"}}, {"structured_outputs": {}},
+        {"structured_outputs": {"json": None, "disable_fallback": True}}, {"guided_json": None}, {"format": ""},
+        {"structured_outputs": {"json_object": False}}, {"response_format": {}},
+    ):
+        answer = await app_client.post(COMPLETIONS, json={"prompt": "x", **fields})
+        assert answer.status_code == 200, (fields, answer.text)
+        assert app_engine.accepted[-1].params.grammar is None, fields
+
+
+async def test_options_of_json(app_client, app_engine):
+    asked = {"json": {"type": "object", "properties": {"a": SCHEMA}}, "disable_any_whitespace": True,
+             "disable_additional_properties": True}
+    assert (await app_client.post(COMPLETIONS, json={"prompt": "x", "structured_outputs": asked})).status_code == 200
+    schema = json.loads(app_engine.accepted[-1].params.grammar.text)["grammars"][0]["json_schema"]
+    assert schema["additionalProperties"] is False and schema["properties"]["a"]["additionalProperties"] is False
+    assert schema["x-guidance"] == {"whitespace_flexible": False}
+
+
+async def test_a_model_without_end_tokens_has_no_structured_output(app_client, app_engine, monkeypatch):
+    monkeypatch.setattr(app_engine, "_info", app_engine.info.__class__(
+        **{name: getattr(app_engine.info, name) for name in app_engine.info.__slots__ if name != "eos_token_ids"},
+        eos_token_ids=()))
+    answer = await app_client.post(COMPLETIONS, json={"prompt": "x", "guided_regex": "a"})
+    assert answer.status_code == 400 and "end token" in answer.json()["error"]["message"]
+
+
+async def test_a_grammar_that_fails_is_an_error_of_its_request(serve):
+    engine = FakeEngine()
+    engine.fail_after = 3
+    async with serve(engine) as served:
+        answer = await served.post(COMPLETIONS, {"prompt": "x", "guided_regex": "a+", "max_tokens": 9})
+        assert answer.status_code == 500 and answer.json()["error"]["code"] == "engine_error"
