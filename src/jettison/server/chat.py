@@ -93,14 +93,13 @@ class ChatAnswer(Answer):
     def choice_chunk(self, job: Job, event: TokenEvent, delta: Delta) -> bytes:
         """See ``Answer``. The role comes with the first token, never before: clients time that chunk."""
         first = job.num_events == 0
+        parts = [b'{"index":%d,"delta":' % job.index]
         if job.text.form is None:
             text = self._echoed + delta.text if first else delta.text
-            told = b'{"role":"assistant",' if first else b"{", b'"content":', encode(text), b"}"
+            parts += b'{"role":"assistant","content":' if first else b'{"content":', encode(text), b"}"
         else:
-            told = (self._now,)
-        parts = [
-            b'{"index":%d,"delta":' % job.index,
-            *told,
+            parts.append(self._now)
+        parts += [
             b',"logprobs":',
             b"null" if self.plan.params.logprobs is None else encode(self._logprobs(delta.logprobs)),
             FINISH_JSON[delta.finish_reason],

@@ -77,8 +77,7 @@ class ChoiceText:
         self._take_tokens(event, delta)
         if event.finish_reason is not None and self.finish_reason is None:
             self._end(event.finish_reason, delta)
-        if self._reader is not None and self.finish_reason is not None:
-            self._end_reading(self._reader, delta)
+        self._end_reading(delta)
         delta.finish_reason = self.finish_reason
         return delta
 
@@ -122,10 +121,13 @@ class ChoiceText:
             if self._reader.is_done and self.finish_reason is None:
                 self.finish_reason = "stop"
 
-    def _end_reading(self, reader: Reader, delta: Delta) -> None:
-        delta.parts += reader.end()
-        if reader.num_calls and self.finish_reason == "stop":
-            self.finish_reason = "function_call" if self.form is not None and self.form.is_old else "tool_calls"
+    def _end_reading(self, delta: Delta) -> None:
+        """Where the answer is over, read its rest; an answer that calls ends for that."""
+        if self._reader is None or self.form is None or self.finish_reason is None:
+            return
+        delta.parts += self._reader.end()
+        if self._reader.num_calls and self.finish_reason == "stop":
+            self.finish_reason = "function_call" if self.form.is_old else "tool_calls"
 
     def _end(self, reason: FinishReason, delta: Delta) -> None:
         self._flush(delta)
