@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import shutil
+from collections import Counter
 from pathlib import Path
 
+import httpx
+import jsonschema
+import llguidance.numpy
 import pytest
 from calls_written import FORMS, hermes
 from fake_engine import FakeEngine
+from llguidance import LLMatcher, LLTokenizer
 from served import EOS, sse_events
 
 from jettison.errors import ConfigError
 from jettison.server.answer_form import AnswerForms
+from jettison.server.app import create_app, server_state
 from jettison.server.chat_renderer import ChatRenderer, TemplateSettings
 from jettison.server.parsers.registry import call_kind, call_names, thinking_kind, thinking_names
+from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
@@ -257,7 +266,7 @@ async def test_thinking_is_turned_off_through_the_template(serve, tokenizer_of):
 def test_whether_an_answer_begins_with_thoughts():
     def thinks(prompt, opened="", told="qwen3"):
         chat = ChatRenderer({}, {}, TemplateSettings(reasoning_parser=told))
-        return AnswerForms(chat).thinks(prompt, opened)
+        return AnswerForms(chat).speech(prompt, opened).thinks
 
     assert thinks("user: q assistant: ") == "maybe"
     assert thinks("user: q assistant: <think>\n") == "already"
@@ -370,10 +379,198 @@ async def test_beside_logprobs_and_ids_and_several_choices(serve, tokenizer_of):
         assert ids[choice["index"]] == choice["token_ids"]
 
 
-async def test_a_forced_call_needs_structured_output(serve):
-    async with serve(FakeEngine()) as served:
-        for choice in ("required", {"type": "function", "function": {"name": "now"}}):
-            answer = await served.post("/v1/chat/completions", ASK | {"tools": TOOLS, "tool_choice": choice})
+# --- calls that have to be made
+
+DEEP = {"type": "function", "function": {"name": "plan", "parameters": {
+    "type": "object", "additionalProperties": False, "required": ["steps", "mode"], "properties": {
+        "steps": {"type": "array", "maxItems": 2, "items": {"$ref": "#/$defs/step"}},
+        "mode": {"enum": ["fast", "</tool_call>"]}, "note": {"type": "string"}},
+    "$defs": {"step": {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"],
+                       "additionalProperties": False}}}}}  # fmt: skip
+FORCED = [WEATHER | {"function": WEATHER["function"] | {
+    "parameters": WEATHER["function"]["parameters"] | {"additionalProperties": False}}}, DEEP]
+SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in FORCED}
+
+
+USUAL = frozenset(b'"}],:{</')
+FREE = (
+    (b"<think>", b"So.</think>"), (b"analysis<|message|>", b"So.<|end|><|start|>assistant"),
+    (b"commentary<|message|>", b"So.<|end|><|start|>assistant"))
+"""Where free text begins, and how it ends: one drawn at random would not."""
+
+
+def anything_allowed(rng, opening=b""):
+    """An engine whose model says ``opening``, then whatever the request's grammar allows, drawn at random."""
+    words = LLTokenizer("byte")
+
+    def script(request):
+        grammar = request.params.grammar
+        told = list(opening)
+        matcher = LLMatcher(words, grammar.text)
+        behind = told if not grammar.begins_after else told[len(bytes(told).partition(bytes(grammar.begins_after))[0])
+                                                            + len(grammar.begins_after):]
+        assert matcher.try_consume_tokens(behind) == len(behind), opening
+        while not matcher.is_stopped() and len(told) < 3000:
+            mask = llguidance.numpy.allocate_token_bitmask(1, words.vocab_size)
+            llguidance.numpy.fill_next_token_bitmask(matcher, mask, 0)
+            bits = mask.view("uint32")[0]
+            allowed = [token for token in range(words.vocab_size) if bits[token // 32] >> (token % 32) & 1]
+            usual = [token for token in allowed if token in USUAL or token >= 256]
+            token = rng.choice(usual if usual and rng.random() < 0.6 else allowed)
+            if token >= 256:
+                assert matcher.is_accepting()
+                break
+            closing = next((end for begin, end in FREE if bytes([*told, token]).endswith(begin)), b"")
+            assert matcher.consume_tokens([token, *closing])
+            told += [token, *closing]
+        assert matcher.is_accepting(), bytes(told)
+        return [*told, EOS]
+
+    return FakeEngine(script, max_model_len=8000)
+
+
+def checked(calls):
+    for name, arguments in calls:
+        jsonschema.validate(arguments, SCHEMAS[name])
+
+
+@pytest.mark.parametrize("family", [
+    "qwen3", "llama3", "mistral_v7", "granite", "harmony", "deepseek_r1", "chatml"])
+@pytest.mark.parametrize("seed", range(2))
+async def test_forced_calls_parse_whatever_the_model_draws(family, seed, serve, tokenizer_of):
+    opening = {"deepseek_r1": b"So.</think>", "qwen3": (b"", b"<think>So.</think>\n\n")[seed % 2]}.get(family, b"")
+    if family == "harmony" and seed % 2:
+        opening = b"<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
+    tools = [tool | {"function": tool["function"] | {"description": "d"}} for tool in FORCED]
+    engine = anything_allowed(random.Random(seed), opening)
+    templates = template(family) if family != "harmony" else PLAIN + "<|channel|>"
+    async with serve(engine, tokenizer=tokenizer_of(templates)) as served:
+        for choice in ("required", {"type": "function", "function": {"name": "plan"}}):
+            for stream in (False, True):
+                fields = {"tools": tools, "tool_choice": choice, "stream": stream, "parallel_tool_calls": seed > 0}
+                answer = await served.post("/v1/chat/completions", ASK | fields)
+                assert answer.status_code == 200, answer.text
+                message, end = added_up([json.loads(event) for event in sse_events(answer.text)[:-1]]) if stream else (
+                    answer.json()["choices"][0]["message"], answer.json()["choices"][0]["finish_reason"])
+                assert end == "tool_calls", message
+                checked(called(message))
+                assert len(message["tool_calls"]) == 1 or (seed > 0 and choice == "required")
+                assert choice == "required" or called(message)[0][0] == "plan"
+                assert not (message["content"] or "").strip() or family == "harmony"
+                assert message.get("reasoning") == "So." or (b"So." not in opening and not message.get("reasoning"))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral_v7", "chatml"])
+async def test_a_form_of_answers_leaves_room_for_thoughts_and_calls(family, serve, tokenizer_of):
+    schema = {"type": "object", "properties": {"grade": {"enum": ["good", "bad"]}}, "required": ["grade"],
+              "additionalProperties": False}  # fmt: skip
+    asked = {"type": "json_schema", "json_schema": {"name": "g", "schema": schema}}
+    seen = set()
+    for seed in range(8):
+        thought = b"<think>So.</think>" if family == "qwen3" and seed % 2 else b""
+        engine = anything_allowed(random.Random(seed), thought)
+        async with serve(engine, tokenizer=tokenizer_of(template(family))) as served:
+            for fields in ({}, {"tools": FORCED}):
+                answer = await served.post("/v1/chat/completions", ASK | fields | {"response_format": asked})
+                assert answer.status_code == 200, answer.text
+                choice = answer.json()["choices"][0]
+                assert (choice["message"].get("reasoning") == "So.") == bool(thought) or family == "qwen3"
+                if choice["finish_reason"] == "tool_calls":
+                    checked(called(choice["message"]))
+                else:
+                    jsonschema.validate(json.loads(choice["message"]["content"]), schema)
+                seen.add((bool(fields), choice["finish_reason"]))
+    assert seen == {(False, "stop"), (True, "stop"), (True, "tool_calls")}
+
+
+async def test_a_tool_whose_schema_cannot_be_followed_is_named(serve, tokenizer_of):
+    bad = {"type": "function", "function": {"name": "f", "parameters": {"type": "objct"}}}
+    async with serve(FakeEngine(), tokenizer=tokenizer_of(template("qwen3"))) as served:
+        for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+            answer = await served.post("/v1/chat/completions", ASK | {"tools": [bad], "tool_choice": choice})
             error = answer.json()["error"]
-            assert (answer.status_code, error["param"]) == (400, "tool_choice")
-            assert "structured output" in error["message"]
+            assert (answer.status_code, error["param"], error["code"]) == (400, "tool_choice", "invalid_grammar")
+        answer = await served.post("/v1/chat/completions", ASK | {"tools": [bad], "max_tokens": 5})
+        assert answer.status_code == 200, answer.text  # nothing has to follow it
+
+
+# --- anything at all
+
+TEXTS = (
+    "auto", "none", "required", "any", "function", "get_weather", "now", "", " ", "{}", '{"city": 1}', "object",
+    "string", "<tool_call>", "x" * 300, "a.b", "é", "\u2028", "custom", "user")
+KEYS = (
+    "type", "function", "name", "parameters", "properties", "arguments", "description", "id", "tool_calls", "$ref",
+    "anyOf", "enum", "role", "content", "city", "strict", "enable_thinking")
+ROLES = ("user", "assistant", "tool", "function", "system")
+NUM_FUZZED = int(os.environ.get("JETTISON_FUZZ_REQUESTS", "400"))
+
+
+def any_value(rng, depth=3):
+    """Any JSON."""
+    kind = rng.randrange(8 if depth else 5)
+    if kind < 5:
+        return rng.choice((None, True, False, rng.randrange(-3, 4), rng.random(), 1e300, rng.choice(TEXTS)))
+    if kind == 5:
+        return [any_value(rng, depth - 1) for _ in range(rng.randrange(4))]
+    return {rng.choice(KEYS): any_value(rng, depth - 1) for _ in range(rng.randrange(5))}
+
+
+def any_tool(rng):
+    return rng.choice((any_value(rng), WEATHER, NOW, {"type": "function", "function": {
+        "name": rng.choice(TEXTS), "parameters": any_value(rng)}}))
+
+
+def any_call(rng):
+    return rng.choice((any_value(rng), {"id": rng.choice(TEXTS), "type": "function", "function": {
+        "name": rng.choice(TEXTS), "arguments": rng.choice((any_value(rng), rng.choice(TEXTS)))}}))
+
+
+def any_message(rng):
+    message = {"role": rng.choice(ROLES), "content": rng.choice((rng.choice(TEXTS), None, any_value(rng)))}
+    for name in ("tool_calls", "function_call", "tool_call_id", "reasoning_content", "name"):
+        if rng.random() < 0.2:
+            calls = [any_call(rng) for _ in range(rng.randrange(3))]
+            message[name] = rng.choice((any_value(rng), calls if name == "tool_calls" else any_call(rng)))
+    return message
+
+
+def any_fields(rng):
+    named = {"type": "function", "function": {"name": rng.choice(TEXTS)}}
+    fields = {
+        "tools": rng.choice((any_value(rng), [any_tool(rng) for _ in range(rng.randrange(3))], TOOLS)),
+        "functions": rng.choice((any_value(rng), [any_value(rng)], [WEATHER["function"]])),
+        "tool_choice": rng.choice((any_value(rng), rng.choice(TEXTS), named)),
+        "function_call": rng.choice((any_value(rng), named["function"])),
+        "parallel_tool_calls": rng.choice((any_value(rng), True, False)),
+        "include_reasoning": rng.choice((any_value(rng), True, False)),
+        "chat_template_kwargs": rng.choice((any_value(rng), {"enable_thinking": any_value(rng)})),
+        "messages": rng.choice((any_value(rng), [any_message(rng) for _ in range(rng.randrange(1, 4))])),
+        "stream": rng.random() < 0.5, "stop": "o", "n": rng.randrange(1, 3), "response_format": {"type": "json_object"},
+    }  # fmt: skip
+    return {name: value for name, value in fields.items() if rng.random() < 0.3}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral_v3", "harmony", "chatml"])
+async def test_no_value_of_the_new_fields_is_our_fault(family, tokenizer_of, caplog):
+    """Fields are drawn at random, and so are the answers that are read."""
+    rng = random.Random(family)
+    texts = [THOUGHT, hermes(TWO), *(form(TWO) for forms in FORMS.values() for form in forms), "plain", "<think>", "{"]
+
+    def script(request):
+        said = "".join(rng.choice(texts)[: rng.randrange(200)] for _ in range(rng.randrange(4)))
+        return [*said.encode()[:150], EOS]
+
+    app = create_app(
+        FakeEngine(script, max_model_len=8000), tokenizer_of(template(family)), ServerSettings(model_names=("fake",)))
+    statuses = Counter()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        for _ in range(NUM_FUZZED):
+            fields = any_fields(rng)
+            answer = await client.post("/v1/chat/completions", json=ASK | fields)
+            assert answer.status_code in (200, 400), (fields, answer.text)
+            assert '"server_error"' not in answer.text, fields
+            statuses[answer.status_code] += 1
+    server_state(app).grammars.close()
+    assert min(statuses[200], statuses[400]) > NUM_FUZZED // 20, statuses
+    assert "Traceback" not in caplog.text

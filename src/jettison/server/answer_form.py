@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from jettison.server.chat_renderer import ChatRenderer
-from jettison.server.forced_calls import reads_its_own
+from jettison.server.forced_calls import Speech, Thinks, reads_its_own
 from jettison.server.parsers.harmony import MARKERS as HARMONY_MARKS
 from jettison.server.parsers.harmony import HarmonyParser
 from jettison.server.parsers.parts import Parser, Part
@@ -20,9 +19,6 @@ from jettison.server.parsers.tagged import JsonParser
 from jettison.server.parsers.thinking import Chain, MarkedThinking
 from jettison.server.parsers.whole import ArgumentsParser
 from jettison.server.tools import ToolPlan
-
-Thinks = Literal["no", "maybe", "already"]
-"""Whether an answer begins with thoughts: it cannot, it may begin them itself, or the prompt has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +54,11 @@ class AnswerForms:
         calls, thinking = ("nothing" if kind is None else kind.name for kind in (self.calls, self.thinking))
         return f"tool calls are read as {calls}, thoughts as {thinking} (--tool-call-parser, --reasoning-parser)"
 
-    def thinks(self, prompt: str, opened: str) -> Thinks:
-        """Whether an answer begins with thoughts. ``opened``: the text of a last message that the prompt ends in."""
+    def speech(self, prompt: str, opened: str) -> Speech:
+        """How the model calls and thinks behind this prompt. ``opened``: the text of a last message that it ends in."""
+        return Speech(self.calls, self.thinking, self._thinks(prompt, opened))
+
+    def _thinks(self, prompt: str, opened: str) -> Thinks:
         kind = self.thinking
         if kind is None:
             return "no"
@@ -74,16 +73,19 @@ class AnswerForms:
             return "no"
         return "already" if kind.is_open else "maybe"
 
-    def form(self, plan: ToolPlan, thinks: Thinks, *, tells_thoughts: bool = True) -> Form | None:
-        """How the answers of a request are read; None: they are content as they are."""
+    def form(
+        self, plan: ToolPlan, speech: Speech, *, is_constrained: bool = False, tells_thoughts: bool = True
+    ) -> Form | None:
+        """How the answers of a request are read; None: they are content as they are. ``is_constrained``: calls have the
+        form that ``forced_calls`` writes."""
         calls = self.calls if plan.mode != "none" else None
         has_thoughts = self.thinking is not None
-        is_harmony = HARMONY in [kind.name for kind in (calls, self.thinking) if kind is not None]
-        make_calls = None if is_harmony else self._calls(plan)
+        is_harmony = speech.is_harmony and (has_thoughts or plan.mode != "none")
+        make_calls = None if is_harmony else self._calls(plan, is_constrained=is_constrained)
         if not (is_harmony or has_thoughts or make_calls):
             return None
         return Form(
-            make=(lambda: HarmonyParser(plan.callable_tools)) if is_harmony else self._both(make_calls, thinks),
+            make=(lambda: HarmonyParser(plan.callable_tools)) if is_harmony else self._both(make_calls, speech.thinks),
             marks=self._marks(plan, is_harmony),
             takes_one_call=plan.mode != "none" and not plan.is_parallel,
             has_thoughts=has_thoughts,
@@ -93,18 +95,18 @@ class AnswerForms:
         )
 
     def _marks(self, plan: ToolPlan, is_harmony: bool) -> tuple[str, ...]:
-        """Of the parsers at work. Where a grammar writes the calls, there are none in them."""
+        """Of the parsers at work."""
         if is_harmony:
             return HARMONY_MARKS
-        calls = self.calls.marks if self.calls is not None and plan.mode == "auto" else ()
+        calls = self.calls.marks if self.calls is not None and plan.mode != "none" else ()
         return (*calls, *(self.thinking.marks if self.thinking is not None else ()))
 
-    def _calls(self, plan: ToolPlan) -> Callable[[], Parser] | None:
+    def _calls(self, plan: ToolPlan, *, is_constrained: bool) -> Callable[[], Parser] | None:
         """The parser of what is behind the thoughts; None: it is content."""
         tools, name, kind = plan.callable_tools, plan.name, self.calls
         if plan.mode == "named" and name is not None:
             return lambda: ArgumentsParser(name)
-        if plan.mode == "required" and not reads_its_own(kind):
+        if plan.mode != "none" and is_constrained and not reads_its_own(kind):
             return lambda: JsonParser(tools)
         if plan.mode == "none" or kind is None:
             return None

@@ -10,7 +10,6 @@ from jettison.server.chat_options import chat_options
 from jettison.server.chat_parts import ChoiceParts
 from jettison.server.choice import Delta
 from jettison.server.endpoint import FINISH_JSON, Answer, GenerationEndpoint
-from jettison.server.errors import bad_request
 from jettison.server.fields import ChatFields, parse_fields
 from jettison.server.forced_calls import constraint_of
 from jettison.server.generation import Generation, Job
@@ -194,17 +193,13 @@ class ChatEndpoint(GenerationEndpoint):
     def _read_as(
         self, plan: GenerationPlan, calling: ToolPlan, prompt: Prompt, opened: str, *, tells_thoughts: bool
     ) -> GenerationPlan:
-        """The plan with the form of the answers. Raises ApiError 400 where a call is asked for by force."""
+        """The plan with the form of the answers, and with what they have to look like so that it can be read."""
         forms, tokenizer = self.state.forms, self.state.tokenizer
-        thinks = forms.thinks(prompt.text or "", opened)
-        constraint = constraint_of(
-            calling, forms.calls, forms.thinking, thinks, lambda text: tokenizer.encode(text, False))
-        if constraint is not None:
-            raise bad_request(
-                f"{constraint.param}: a call that the model has to make needs structured output.", constraint.param,
-                "unsupported_parameter")
-        form = forms.form(calling, thinks, tells_thoughts=tells_thoughts)
-        return plan if form is None else replace(plan, text=replace(plan.text, form=form))
+        speech = forms.speech(prompt.text or "", opened)
+        constraint = constraint_of(calling, speech, plan.constraint, lambda text: tokenizer.encode(text, False))
+        form = forms.form(
+            calling, speech, is_constrained=constraint is not None, tells_thoughts=tells_thoughts)
+        return replace(plan, constraint=constraint, text=replace(plan.text, form=form))
 
 
 def last_answer(messages: list[dict[str, Any]] | None) -> str:
