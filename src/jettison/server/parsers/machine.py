@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from typing import TypeVar
 
@@ -36,7 +37,7 @@ class BrokenError(Exception):
     """What began like a call is none."""
 
 
-class Machine:
+class Machine(ABC):
     """Subclasses write ``_read``, which ends only where the text does."""
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
@@ -78,8 +79,9 @@ class Machine:
         parts, self._parts = self._parts, []
         return parts
 
+    @abstractmethod
     def _read(self) -> Reading[None]:
-        raise NotImplementedError
+        """Read the text to its end."""
 
     # --- telling
 
@@ -337,6 +339,23 @@ class Machine:
             if (yield from self._expect(",", "}")) == "}":
                 break
         self._end_call(default)
+
+    def _objects(self, default: str | None = "{}") -> Reading[None]:
+        """One call, or a list of them. Raises BrokenError."""
+        yield from self._space()
+        if not (yield from self._skips("[")):
+            yield from self._call_object(default)
+            return
+        yield from self._space()
+        if (yield from self._skips("]")):
+            raise BrokenError  # none is called
+        while True:
+            yield from self._call_object(default)
+            yield from self._space()
+            if not (yield from self._skips(",")):
+                break
+        yield from self._skips("]")
+        self._taken = []
 
 
 def num_held(text: str, words: Sequence[str]) -> int:

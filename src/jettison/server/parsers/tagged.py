@@ -4,6 +4,7 @@ marks: Llama 3, and models that know no form of their own."""
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from jettison.server.parsers.machine import BrokenError, Machine, Reading, num_held
@@ -26,9 +27,9 @@ class MarkedMachine(Machine):
             except BrokenError:
                 self._give_up()
 
+    @abstractmethod
     def _calls(self, mark: str) -> Reading[None]:
         """What comes after a mark. Raises BrokenError."""
-        raise NotImplementedError
 
     def _content(self) -> Reading[str]:
         """Content up to a mark, which is taken and returned; empty at the end. Space before a mark is no content, nor
@@ -52,23 +53,6 @@ class MarkedMachine(Machine):
             self._say("content", told)
             self._at += len(told)
             yield
-
-    def _objects(self, default: str | None = "{}") -> Reading[None]:
-        """One call, or a list of them. Raises BrokenError."""
-        yield from self._space()
-        if not (yield from self._skips("[")):
-            yield from self._call_object(default)
-            return
-        yield from self._space()
-        if (yield from self._skips("]")):
-            raise BrokenError  # none is called
-        while True:
-            yield from self._call_object(default)
-            yield from self._space()
-            if not (yield from self._skips(",")):
-                break
-        yield from self._skips("]")
-        self._taken = []
 
     def _close(self, *words: str) -> Reading[None]:
         """The mark behind a call, where there is one: the call is whole without it. Space before it goes with it."""
@@ -158,7 +142,7 @@ class DeepSeekParser(MarkedMachine):
         yield from self._close(self.ALL_END)
 
 
-class JsonParser(MarkedMachine):
+class JsonParser(Machine):
     """An answer that is a call, or a list of them, from its first character on: nothing marks it but its names."""
 
     def _read(self) -> Reading[None]:
