@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jettison.server.parsers.registry import HARMONY, CallKind, ThinkingKind
@@ -56,18 +56,18 @@ def constraint_of(
     if said is None and not is_forced:
         return None
     wanted = None if said is None or is_forced else _format_of(said)
+    ends = tuple(encode(speech.thinking.end)) if speech.thinking is not None and speech.thinks == "already" else None
     if said is not None and not is_forced and (wanted is None or _is_plain(plan, speech)):
-        return said  # a grammar of the client's is not put into another
+        return replace(said, begins_after=ends)  # a grammar of the client's is not put into another
     body = _in_channels(plan, wanted) if speech.is_harmony else _body(plan, speech.calls, wanted)
-    after: tuple[int, ...] | None = None
     if speech.thinking is not None and not speech.is_harmony:
-        if speech.thinks == "already":
-            after, body = tuple(encode(speech.thinking.end)), _sequence(_SPACE, body)
+        if ends is not None:
+            body = _sequence(_SPACE, body)
         elif speech.thinks == "maybe":
             body = _sequence(_either(_thoughts(speech.thinking), _const("")), body)
     param = plan.choice_field if said is None or is_forced else said.param
     space = None if said is None or is_forced else said.whitespace_pattern
-    return Constraint("structural_tag", _dump({"format": body}), param, space, after)
+    return Constraint("structural_tag", _dump({"format": body}), param, space, ends)
 
 
 def _is_plain(plan: ToolPlan, speech: Speech) -> bool:
