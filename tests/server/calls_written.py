@@ -29,6 +29,15 @@ def phi(calls):
     return granite(calls) + "<|/tool_call|>"
 
 
+def granite_of_old(calls):
+    return "\n".join(
+        f'<function_call> {{"name": {as_json(name)}, "arguments": {as_json(told)}}}' for name, told in calls)
+
+
+def functools(calls):
+    return "functools" + as_json([{"name": name, "arguments": told} for name, told in calls])
+
+
 def llama(calls):
     return "; ".join(f'{{"name": {as_json(name)}, "parameters": {as_json(told)}}}' for name, told in calls)
 
@@ -102,7 +111,8 @@ def harmony_in_role(calls):
 
 
 FORMS = {
-    "hermes": (hermes, hermes_ascii), "granite": (granite, phi), "llama3_json": (llama, llama_tagged),
+    "hermes": (hermes, hermes_ascii), "granite": (granite, phi, granite_of_old),
+    "phi4_mini_json": (functools, phi), "llama3_json": (llama, llama_tagged),
     "json": (plain,), "mistral": (mistral_list, mistral_named, mistral_bare),
     "deepseek_v3": (deepseek_v3, deepseek_v31), "glm45": (glm,), "qwen3_coder": (qwen_coder, qwen_coder_bare),
     "gpt_oss": (harmony, harmony_in_role),

@@ -75,39 +75,35 @@ def unambiguous(name, made):
         for _, told in made for key, value in told.items())
 
 
-@pytest.mark.parametrize(("name", "form"), [
-    pytest.param(name, form, id=f"{name}-{form.__name__}") for name, forms in FORMS.items() for form in forms])
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(made=calls, content=contents)
-def test_calls_are_read_as_they_were_written_however_the_text_is_cut(name, form, made, content):
-    if not unambiguous(name, made):
-        made = [(called, {"text": "plain"}) for called, _ in made]
-    if name in ("json", "llama3_json", "gpt_oss"):
-        content = ""
-    told, found, _ = whole_and_cut(name, content + form(made))
-    assert [(called, json.loads(text)) for called, text in found] == made
-    assert told == content.rstrip()
+def test_calls_are_read_as_they_were_written_however_the_text_is_cut(made, content):
+    """Each example in every form."""
+    for name, form in ((name, form) for name, forms in FORMS.items() for form in forms):
+        told = made if unambiguous(name, made) else [(called, {"text": "plain"}) for called, _ in made]
+        before = "" if name in ("json", "llama3_json", "gpt_oss") else content
+        said, found, _ = whole_and_cut(name, before + form(told))
+        assert [(called, json.loads(text)) for called, text in found] == told, form.__name__
+        assert said == before.rstrip(), form.__name__
 
 
-@pytest.mark.parametrize("name", FORMS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_no_text_is_lost_or_an_error(name, data):
-    """Any text at all, and calls cut or spoilt in the middle."""
-    form = data.draw(st.sampled_from(FORMS[name]))
-    text = form(data.draw(calls))
-    at = data.draw(st.integers(0, len(text)))
-    text = data.draw(st.one_of(
-        st.just(text[:at]), st.just(text[:at] + data.draw(words) + text[at:]), words,
-        st.lists(st.sampled_from(MARKS), max_size=12).map("".join)))
-    told, found, thought = whole_and_cut(name, text)
-    for called, written in found:
-        assert called in NAMES
-        if len(written) <= FLOW_CHARS:
-            assert isinstance(json.loads(written), dict)
-    if not found and name != "gpt_oss":
-        assert told == text
-    assert told + thought or found or name == "gpt_oss" or not text
+def test_no_text_is_lost_or_an_error(data):
+    """Any text at all, and calls cut or spoilt in the middle, in every form."""
+    made, at, put = data.draw(calls), data.draw(st.floats(0, 1)), data.draw(words)
+    marks = "".join(data.draw(st.lists(st.sampled_from(MARKS), max_size=12)))
+    for name, form in ((name, form) for name, forms in FORMS.items() for form in forms):
+        text = form(made)
+        place = int(at * len(text))
+        for spoilt in (text[:place], text[:place] + put + text[place:], marks):
+            said, found, thought = whole_and_cut(name, spoilt)
+            for called, written in found:
+                assert called in NAMES
+                if len(written) <= FLOW_CHARS:
+                    assert isinstance(json.loads(written), dict)
+            if not found and name != "gpt_oss":  # there headers are no content
+                assert said + thought == spoilt, form.__name__
 
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
@@ -164,12 +160,16 @@ def test_values_between_marks_follow_the_schema():
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
         "s": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"}, "o": {"type": ["string", "null"]},
         "e": {"enum": ["1", "2"]}, "u": {"anyOf": [{"type": "number"}, {"type": "null"}]}, "bad": {"type": 5}}}}}]
-    values = {"s": "12", "n": "12", "b": "True", "o": "null", "e": "1", "u": "None", "bad": "NaN", "free": "[1, 2]"}
+    values = {"s": "12", "n": "12", "b": "True", "o": "null", "e": "1", "u": "None", "bad": "NaN", "free": "[1, 2]",
+              "far": "1e999", "half": '["\\ud800"]', "deep": "[" * 5000}
     text = "<tool_call>f" + "".join(
         f"<arg_key>{key}</arg_key><arg_value>{value}</arg_value>" for key, value in values.items()) + "</tool_call>"
     _, [(_, written)], _ = whole_and_cut("glm45", text, tools)
     assert json.loads(written) == {
-        "s": "12", "n": 12, "b": True, "o": None, "e": "1", "u": None, "bad": "NaN", "free": [1, 2]}
+        "s": "12", "n": 12, "b": True, "o": None, "e": "1", "u": None, "bad": "NaN", "free": [1, 2],
+        "far": "1e999", "half": '["\\ud800"]', "deep": "[" * 5000}
+    deep = "[" * 960 + "]" * 960
+    whole_and_cut("glm45", f"<tool_call>f<arg_key>x</arg_key><arg_value>{deep}</arg_value></tool_call>", tools)
 
 
 def test_harmony_tells_channels_apart():

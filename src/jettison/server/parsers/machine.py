@@ -343,9 +343,13 @@ class Machine(ABC):
     def _objects(self, default: str | None = "{}") -> Reading[None]:
         """One call, or a list of them. Raises BrokenError."""
         yield from self._space()
-        if not (yield from self._skips("[")):
+        if (yield from self._skips("[")):
+            yield from self._listed(default)
+        else:
             yield from self._call_object(default)
-            return
+
+    def _listed(self, default: str | None = "{}") -> Reading[None]:
+        """The rest of a list of calls. Raises BrokenError."""
         yield from self._space()
         if (yield from self._skips("]")):
             raise BrokenError  # none is called

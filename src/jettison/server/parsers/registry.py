@@ -19,6 +19,7 @@ from jettison.server.parsers.harmony import HarmonyParser
 from jettison.server.parsers.parts import Parser, Tool
 from jettison.server.parsers.tagged import (
     DeepSeekParser,
+    FunctoolsParser,
     HermesParser,
     JsonParser,
     ListParser,
@@ -68,6 +69,7 @@ _CALLS = {kind.name: kind for kind in (
     CallKind("llama3_json", LlamaParser, ("<|python_tag|>",)),
     CallKind("mistral", MistralParser, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), has_short_ids=True),
     CallKind("granite", ListParser, ("<|tool_call|>", "<|/tool_call|>", "<tool_call>", "</tool_call>")),
+    CallKind("phi4_mini_json", FunctoolsParser, ("<|tool_call|>", "<|/tool_call|>")),
     CallKind("deepseek_v3", DeepSeekParser, (
         *DeepSeekParser.MARKS, DeepSeekParser.BEGIN, DeepSeekParser.SEPARATOR, DeepSeekParser.END,
         DeepSeekParser.ALL_END)),
@@ -86,7 +88,7 @@ _THINKING = {kind.name: kind for kind in (
 
 _ALIASES = {
     "qwen25": "hermes", "qwen": "hermes", "qwen3_xml": "qwen3_coder", "glm47": "glm45", "llama4_json": "llama3_json",
-    "llama3": "llama3_json", "phi4_mini_json": "granite", "granite-20b-fc": "granite", "deepseek_v31": "deepseek_v3",
+    "llama3": "llama3_json", "granite-20b-fc": "granite", "deepseek_v31": "deepseek_v3",
     "deepseek": "deepseek_v3", "openai": HARMONY, "gpt-oss": HARMONY, "openai_gptoss": HARMONY,
 }  # fmt: skip
 _THINKING_ALIASES = {
@@ -97,7 +99,8 @@ _CALL_SIGNS: tuple[tuple[str, str], ...] = (
     (r"<\|channel\|>", HARMONY),
     (r"\[TOOL_CALLS\]", "mistral"),
     (r"<｜tool▁calls▁begin｜>", "deepseek_v3"),
-    (r"<\|tool_call\|>", "granite"),
+    (r"functools\[", "phi4_mini_json"),
+    (r"<\|tool_call\|>|<function_call>", "granite"),
     (r"<arg_key>", "glm45"),
     (r"<function=", "qwen3_coder"),
     (r"<tool_call>", "hermes"),

@@ -79,13 +79,26 @@ class HermesParser(MarkedMachine):
 
 
 class ListParser(MarkedMachine):
-    """``<|tool_call|>[{"name": ..., "arguments": {...}}, ...]``: Granite 3, Phi-4-mini (which writes an end mark)."""
+    """``<|tool_call|>[{"name": ..., "arguments": {...}}, ...]``: Granite 3, Phi-4-mini (which writes an end mark); and
+    ``<function_call> {...}`` of older Granites."""
 
-    MARKS = ("<|tool_call|>", "<tool_call>")
+    MARKS = ("<|tool_call|>", "<tool_call>", "<function_call>")
 
     def _calls(self, mark: str) -> Reading[None]:
         yield from self._objects()
         yield from self._close("<|/tool_call|>", "</tool_call>")
+
+
+class FunctoolsParser(ListParser):
+    """``functools[{...}, ...]``: Phi-4-mini, as vLLM's template asks it to."""
+
+    MARKS = ("functools[", "<|tool_call|>")
+
+    def _calls(self, mark: str) -> Reading[None]:
+        if mark.endswith("["):  # the list's own
+            yield from self._listed()
+        else:
+            yield from super()._calls(mark)
 
 
 class MistralParser(MarkedMachine):

@@ -29,7 +29,10 @@ class _WrittenMachine(MarkedMachine):
         self._values[key] = value_of(text, self._properties.get(self._name or "", {}).get(key))
 
     def _tell_written(self) -> None:
-        self._arguments = [json.dumps(self._values, ensure_ascii=False)]
+        try:
+            self._arguments = [json.dumps(self._values, ensure_ascii=False)]
+        except RecursionError:
+            raise BrokenError from None
         self._end_call()
 
 
@@ -112,7 +115,7 @@ def value_of(text: str, schema: object) -> Any:
         return stripped == "True"
     try:
         value = json.loads(stripped, parse_constant=_refused)
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # an infinity, or half a character
     except (ValueError, RecursionError):
         return text
     return value
