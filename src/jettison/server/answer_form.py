@@ -147,6 +147,8 @@ class Reader:
         return [] if self.is_done else self._told(self._parser.end())
 
     def _told(self, parts: Sequence[Part]) -> list[Part]:
+        if len(parts) == 1 and parts[0].kind == "content":
+            return list(parts)
         told: list[Part] = []
         for part in parts:
             if part.kind == "reasoning" and not self._form.has_thoughts:

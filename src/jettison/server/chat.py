@@ -21,6 +21,8 @@ from jettison.server.state import ServerState
 from jettison.server.tools import ToolPlan, plan_tools
 from jettison.types import TokenLogprobs
 
+_NOTHING = Delta("", None, [])
+
 
 class _Collected:
     """One choice of an answer in one piece."""
@@ -64,11 +66,10 @@ class ChatAnswer(Answer):
         has_more = self.plan.params.logprobs is not None or self.plan.return_token_ids or self.plan.continuous_usage
         if not told and (has_more or delta.finish_reason is not None):
             told = [{}]
-        quiet = Delta("", None, [])
         chunks = []
-        for at, one in enumerate(told):
+        for at, one in enumerate(told, 1):
             self._now = encode(one)
-            chunks.append(super().chunk(job, event, delta if at == len(told) - 1 else quiet, generation))
+            chunks.append(super().chunk(job, event, delta if at == len(told) else _NOTHING, generation))
         return b"".join(chunks)
 
     def _told(self, job: Job, delta: Delta) -> list[dict[str, Any]]:
@@ -85,9 +86,11 @@ class ChatAnswer(Answer):
         return told
 
     def _read(self, job: Job) -> ChoiceParts:
-        form = job.text.form
-        assert form is not None, "the answer is content only"
-        return self._parts.setdefault(job.index, ChoiceParts(form))
+        parts = self._parts.get(job.index)
+        if parts is None:
+            assert job.text.form is not None, "the answer is content only"
+            parts = self._parts[job.index] = ChoiceParts(job.text.form)
+        return parts
 
     def choice_chunk(self, job: Job, event: TokenEvent, delta: Delta) -> bytes:
         """See ``Answer``. The role comes with the first token, never before: clients time that chunk."""

@@ -29,6 +29,8 @@ class ChoiceParts:
 
     def deltas(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
         """What is new, each delta with one thing: text of one kind, the name of a call, or a piece of its arguments."""
+        if len(parts) == 1 and parts[0].kind != "end":  # of most tokens
+            return [self._delta(*parts[0])]
         return [self._delta(kind, text) for kind, text in _joined(parts)]
 
     def message(self, echoed: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from jettison.server.parsers.parts import Kind, Part, Tool, names_of
@@ -364,11 +365,19 @@ class Machine(ABC):
 
 def num_held(text: str, words: Sequence[str]) -> int:
     """Length of the longest end of a text that one of the words may begin with."""
-    for length in range(min(len(text), max(map(len, words)) - 1), 0, -1):
-        tail = text[-length:]
-        if any(word.startswith(tail) for word in words):
-            return length
+    firsts, longest = _shape(tuple(words))
+    for length in range(min(len(text), longest - 1), 0, -1):
+        if text[-length] in firsts:
+            tail = text[-length:]
+            if any(word.startswith(tail) for word in words):
+                return length
     return 0
+
+
+@lru_cache(maxsize=64)
+def _shape(words: tuple[str, ...]) -> tuple[frozenset[str], int]:
+    """First characters, and the length of the longest: asked for each token."""
+    return frozenset(word[0] for word in words), max(map(len, words))
 
 
 def _object_in(text: str) -> str:

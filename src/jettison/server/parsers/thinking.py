@@ -18,7 +18,13 @@ class MarkedThinking(Machine):
     def __init__(self, begin: str, end: str, *, is_open: bool) -> None:
         self._begin, self._end = begin, end
         self.is_thinking = is_open
+        self._is_content = False
+        """Whether all that comes is content: most tokens of an answer have this short way."""
         super().__init__()
+
+    def feed(self, text: str) -> list[Part]:
+        """See ``Parser``."""
+        return [Part("content", text)] if self._is_content else super().feed(text)
 
     def _read(self) -> Reading[None]:
         yield from self._space()
@@ -32,9 +38,10 @@ class MarkedThinking(Machine):
             yield from self._thoughts()
             yield from self._line_ends()
         self._say("content", "".join(self._taken))
-        while (yield from self._more()):
+        if (yield from self._more()):
             self._say("content", self._text[self._at :])
             self._at = len(self._text)
+        self._is_content = True
 
     def _line_ends(self) -> Reading[None]:
         while (yield from self._skips("\n")):
