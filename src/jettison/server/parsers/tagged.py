@@ -82,7 +82,7 @@ class ListParser(MarkedMachine):
     """``<|tool_call|>[{"name": ..., "arguments": {...}}, ...]``: Granite 3, Phi-4-mini (which writes an end mark); and
     ``<function_call> {...}`` of older Granites."""
 
-    MARKS = ("<|tool_call|>", "<tool_call>", "<function_call>")
+    MARKS: tuple[str, ...] = ("<|tool_call|>", "<tool_call>", "<function_call>")
 
     def _calls(self, mark: str) -> Reading[None]:
         yield from self._objects()
