@@ -69,10 +69,15 @@ async def prompts(served, fields):
     ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "<user>q<assistant>none"),
     ({"documents": [{"title": "é"}]}, '<user>q<assistant>[{"title": "é"}]'),
     ({"tools": [TOOL], "tool_choice": "none"}, "<user>q<assistant>1"),
+    ({"tools": [TOOL, TOOL]}, "<user>q<assistant>2"),
     ({"tools": []}, "<user>q<assistant>"),
     ({"messages": HISTORY},
      '<user>q<assistant>[{"id": "abcdefghi", "type": "function", "function": {"name": "weather", "arguments": '
      '{"city": "Rom"}}}]<tool>dryabcdefghi<user>So?<assistant>'),
+    ({"messages": [USER, says("assistant", None, function_call={"name": "f", "arguments": '{"a": 1}'}),
+                   says("function", "dry", name="f"), USER]},
+     '<user>q<assistant>[{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]'
+     "<tool>drycall00001<user>q<assistant>"),
     ({"messages": [says("system", [{"type": "text", "text": "a"}, "b"]), USER]}, "<system>a\nb<user>q<assistant>"),
 ])  # fmt: skip
 async def test_fields_reach_the_template(fields, wanted, serving):
@@ -100,7 +105,9 @@ async def test_fields_reach_the_template(fields, wanted, serving):
      "messages[1].tool_calls[0].function.name"),
     ({"messages": [USER, says("assistant", None, tool_calls=[call({}) | {"type": "custom"}])]},
      "messages[1].tool_calls[0]"),
-    ({"messages": [USER, says("assistant", None, function_call={"name": "f"})]}, "messages[1].function_call"),
+    ({"messages": [USER, says("assistant", None, function_call={"name": 5})]},
+     "messages[1].tool_calls[0].function.name"),
+    ({"messages": [USER, says("assistant", None, function_call="f")]}, "messages[1].function_call"),
     ({"messages": [USER, says("tool", "a", tool_call_id=5)]}, "messages[1].tool_call_id"),
     ({"messages": [says("assistant", "a", reasoning_content=["b"]), USER]}, "messages[0].reasoning_content"),
 ])  # fmt: skip

@@ -266,6 +266,7 @@ EFFECTS = {
 """Field -> what is sent, what then holds (and does not without the field), and what is sent both times."""
 
 ELSEWHERE = {
+    "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "include_reasoning",  # test_tools
     "spaces_between_special_tokens", "add_special_tokens",  # test_field_effects: the tokenizer here shows neither
     "continue_final_message", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort",
 }  # fmt: skip

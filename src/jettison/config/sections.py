@@ -381,6 +381,15 @@ class TemplateConfig:
     exclude_unused_tools: bool = config_key(
         False, truth, "Leave the tools of a request out of its prompt where its tool_choice is none.",
         name="exclude_tools_when_tool_choice_none", metavar="BOOL")
+    tool_call_parser: str = config_key(
+        "auto", nonempty, "Form in which the model calls tools: a name, a Python file of your own, none, or what the "
+        "template shows (auto); docs/using.md lists them.", metavar="NAME")
+    reasoning_parser: str = config_key(
+        "auto", nonempty, "Marks of the model's thoughts: a name, none, or what the template shows (auto).",
+        metavar="NAME")
+    enable_auto_tool_choice: bool = config_key(
+        True, truth, "Look for tool calls in answers that need not have any (tool_choice auto), as is done anyway.",
+        metavar="BOOL")
 
 
 @dataclass(frozen=True, slots=True)

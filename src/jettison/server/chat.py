@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from jettison.live.engine.api import TokenEvent
 from jettison.server.chat_options import chat_options
+from jettison.server.chat_parts import ChoiceParts
 from jettison.server.choice import Delta
 from jettison.server.endpoint import FINISH_JSON, Answer, GenerationEndpoint
 from jettison.server.fields import ChatFields, parse_fields
+from jettison.server.forced_calls import constraint_of
 from jettison.server.generation import Generation, Job
 from jettison.server.json_out import encode
 from jettison.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from jettison.server.prompts import Prompt, chat_prompt
 from jettison.server.sampling import GenerationPlan, plan_chat
 from jettison.server.state import ServerState
+from jettison.server.tools import ToolPlan, plan_tools
 from jettison.types import TokenLogprobs
+
+_NOTHING = Delta("", None, [])
 
 
 class _Collected:
@@ -38,25 +44,65 @@ class ChatAnswer(Answer):
         """``echoed``: text that every choice begins with; ``prompt_text``: text shown beside the choices."""
         super().__init__(state, plan, model, "chat.completion", "chatcmpl")
         self._choices: dict[int, _Collected] = {}
+        self._parts: dict[int, ChoiceParts] = {}
+        """Of each choice, where the answers are read for calls and thoughts."""
         self._names = TokenNames(state.tokenizer, as_ids=plan.tokens_as_ids)
         self._echoed = echoed
         self._prompt_text = prompt_text
         self._prompt_entries: list[TokenLogprobs | None] = []
+        self._now = b"{}"
+        """The delta that the next chunk tells."""
 
     def chunk_header(self) -> dict[str, Any]:
         """See ``Answer``."""
         return self.header | {"object": "chat.completion.chunk"}
 
+    def chunk(self, job: Job, event: TokenEvent, delta: Delta, generation: Generation) -> bytes:
+        """See ``Answer``. An answer that is read for calls has a chunk for each thing that it says, as many clients
+        look at one call of a chunk only, and none while it says nothing. What a chunk has beside is in the last one."""
+        if job.text.form is None:
+            return super().chunk(job, event, delta, generation)
+        told = self._told(job, delta)
+        has_more = self.plan.params.logprobs is not None or self.plan.return_token_ids or self.plan.continuous_usage
+        if not told and (has_more or delta.finish_reason is not None):
+            told = [{}]
+        chunks = []
+        for at, one in enumerate(told, 1):
+            self._now = encode(one)
+            chunks.append(super().chunk(job, event, delta if at == len(told) else _NOTHING, generation))
+        return b"".join(chunks)
+
+    def _told(self, job: Job, delta: Delta) -> list[dict[str, Any]]:
+        """The deltas of an event. The first one of a choice has the role, and a content, as OpenAI's has."""
+        told = self._read(job).deltas(delta.parts)
+        if job.num_events == 0:
+            first = {"role": "assistant", "content": self._echoed}
+            if told and "content" in told[0]:
+                told[0] = first | {"content": self._echoed + told[0]["content"]}
+            elif told and "tool_calls" not in told[0] and "function_call" not in told[0]:
+                told[0] = first | told[0]
+            else:
+                told.insert(0, first)
+        return told
+
+    def _read(self, job: Job) -> ChoiceParts:
+        parts = self._parts.get(job.index)
+        if parts is None:
+            assert job.text.form is not None, "the answer is content only"
+            parts = self._parts[job.index] = ChoiceParts(job.text.form)
+        return parts
+
     def choice_chunk(self, job: Job, event: TokenEvent, delta: Delta) -> bytes:
         """See ``Answer``. The role comes with the first token, never before: clients time that chunk."""
         first = job.num_events == 0
-        text = self._echoed + delta.text if first else delta.text
-        parts = [
-            b'{"index":%d,"delta":{' % job.index,
-            b'"role":"assistant",' if first else b"",
-            b'"content":',
-            encode(text),
-            b'},"logprobs":',
+        parts = [b'{"index":%d,"delta":' % job.index]
+        if job.text.form is None:
+            text = self._echoed + delta.text if first else delta.text
+            parts += b'{"role":"assistant","content":' if first else b'{"content":', encode(text), b"}"
+        else:
+            parts.append(self._now)
+        parts += [
+            b',"logprobs":',
             b"null" if self.plan.params.logprobs is None else encode(self._logprobs(delta.logprobs)),
             FINISH_JSON[delta.finish_reason],
         ]
@@ -77,6 +123,8 @@ class ChatAnswer(Answer):
             self._prompt_entries = event.prompt_logprobs
         choice = self._choices.setdefault(job.index, _Collected())
         choice.texts.append(delta.text)
+        if job.text.form is not None:
+            self._read(job).deltas(delta.parts)
         choice.token_ids += delta.token_ids
         choice.logprobs += delta.logprobs
 
@@ -95,9 +143,14 @@ class ChatAnswer(Answer):
 
     def _choice(self, job: Job) -> dict[str, Any]:
         collected = self._choices[job.index]
+        if job.text.form is None:
+            content = "".join([self._echoed, *collected.texts])
+            message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        else:
+            message = self._read(job).message(self._echoed)
         choice: dict[str, Any] = {
             "index": job.index,
-            "message": {"role": "assistant", "content": "".join([self._echoed, *collected.texts]), "refusal": None},
+            "message": message,
             "logprobs": None if self.plan.params.logprobs is None else self._logprobs(collected.logprobs),
             "finish_reason": job.text.finish_reason,
         }
@@ -121,13 +174,17 @@ class ChatEndpoint(GenerationEndpoint):
         fields = parse_fields(document, ChatFields, state.warnings)
         model = state.check_model(fields.model)
         plan = plan_chat(fields, state.engine.info, state.settings.request_limits, state.draw_seed)
+        calling = plan_tools(fields)
         chat = state.tokenizer.chat
-        # Tools reach this point only where the model may not call them; the template writes them all the same.
-        tools = None if chat.settings.leaves_out_unused_tools else document.get("tools")
-        options = chat_options(fields, tools, chat, state.warnings)
+        # The template writes tools also where none may be called, as the history may have calls of them.
+        leaves_out = calling.mode == "none" and chat.settings.leaves_out_unused_tools
+        options = chat_options(fields, None if leaves_out else list(calling.tools), chat, state.warnings)
         prompt = await chat_prompt(
             fields.messages, state.tokenizer, options, thread_chars=self.thread_chars,
             add_special_tokens=bool(fields.add_special_tokens))
+        opened = last_answer(fields.messages) if options.continue_final_message else ""
+        plan = self._read_as(
+            plan, calling, prompt, opened, tells_thoughts=fields.include_reasoning is not False)
         plan = await self.with_grammar(await self.with_bad_words(plan))
         answer = ChatAnswer(
             state, plan, model,
@@ -135,6 +192,17 @@ class ChatEndpoint(GenerationEndpoint):
             prompt_text=prompt.text if fields.return_prompt_text else None,
         )
         return plan, self.cut(plan, [prompt]), answer
+
+    def _read_as(
+        self, plan: GenerationPlan, calling: ToolPlan, prompt: Prompt, opened: str, *, tells_thoughts: bool
+    ) -> GenerationPlan:
+        """The plan with the form of the answers, and with what they have to look like so that it can be read."""
+        forms, tokenizer = self.state.forms, self.state.tokenizer
+        speech = forms.speech(prompt.text or "", opened)
+        constraint = constraint_of(calling, speech, plan.constraint, lambda text: tokenizer.encode(text, False))
+        form = forms.form(
+            calling, speech, is_constrained=constraint is not None, tells_thoughts=tells_thoughts)
+        return replace(plan, constraint=constraint, text=replace(plan.text, form=form))
 
 
 def last_answer(messages: list[dict[str, Any]] | None) -> str:

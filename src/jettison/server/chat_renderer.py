@@ -49,6 +49,10 @@ class TemplateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether requests may bring a template of their own."""
     leaves_out_unused_tools: bool = False
     """Whether the tools of a request that forbids their use (``tool_choice: none``) stay out of the prompt."""
+    tool_call_parser: str = "auto"
+    """The form of tool calls (``parsers.registry``); auto: the one that the template shows."""
+    reasoning_parser: str = "auto"
+    """The marks of thoughts, likewise."""
 
 
 def template_settings(config: TemplateConfig) -> TemplateSettings:
@@ -59,6 +63,8 @@ def template_settings(config: TemplateConfig) -> TemplateSettings:
         default_kwargs=msgspec.json.decode(config.default_kwargs, type=dict[str, Any]),
         trusts_requests=config.trust_requests,
         leaves_out_unused_tools=config.exclude_unused_tools,
+        tool_call_parser=config.tool_call_parser if config.enable_auto_tool_choice else "none",
+        reasoning_parser=config.reasoning_parser,
     )
 
 
@@ -126,6 +132,11 @@ class ChatRenderer:
     def source(self) -> str | None:
         """Text of the template of ordinary requests."""
         return None if self._default is None else self._default.template.source
+
+    @property
+    def source_with_tools(self) -> str | None:
+        """Text of the template of requests with tools."""
+        return self._with_tools.template.source if isinstance(self._with_tools, _Tried) else self.source
 
     @property
     def traits(self) -> Traits | None:

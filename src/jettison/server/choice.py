@@ -1,4 +1,5 @@
-"""One choice of an answer: token events in, text out. Detokenizing, stop strings and counting meet here."""
+"""One choice of an answer: token events in, text out, and its parts where it is read for calls and thoughts.
+Detokenizing, stop strings, parsers and counting meet here."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jettison.live.engine.api import TokenEvent
+from jettison.server.answer_form import Reader
+from jettison.server.parsers.parts import Part
 from jettison.server.sampling import GenerationPlan
 from jettison.server.stops import StopMatcher
 from jettison.server.tokenizer import Tokenizer
 from jettison.types import FinishReason, TokenLogprobs
 
-Finish = Literal["stop", "length", "repetition"]
+Finish = Literal["stop", "length", "repetition", "tool_calls", "function_call"]
 
 
 @dataclass(slots=True)
@@ -26,6 +29,8 @@ class Delta:
     """One for each token, when the request asked for them."""
     text_offsets: list[int] = field(default_factory=list)
     """Characters of the answer (of prompt and answer, with echo) before each token, when logprobs were asked for."""
+    parts: list[Part] = field(default_factory=list)
+    """What the text says, by kind, where the request's answers are read (``TextRules.form``)."""
 
 
 class ChoiceText:
@@ -33,15 +38,18 @@ class ChoiceText:
 
     __slots__ = (
         "_detokenizer", "_keeps_stop", "_matcher", "_min_tokens", "_num_chars", "_repetition", "_seen",
-        "_with_logprobs", "finish_reason", "num_tokens",
+        "_reader", "_with_logprobs", "finish_reason", "form", "num_reasoning_tokens", "num_tokens",
     )  # fmt: skip
 
     def __init__(
         self, tokenizer: Tokenizer, plan: GenerationPlan, prompt_token_ids: Sequence[int], num_echoed_chars: int = 0
     ) -> None:
         rules = plan.text
+        self.form = rules.form
+        self._reader = None if rules.form is None else Reader(rules.form)
         self._detokenizer = tokenizer.detokenizer(
-            rules.skip_special_tokens, prompt_token_ids, joins_special_tokens=rules.joins_special_tokens)
+            rules.skip_special_tokens, prompt_token_ids, joins_special_tokens=rules.joins_special_tokens,
+            shown=rules.form.marks if rules.form is not None else ())
         self._keeps_stop = rules.keeps_stop
         self._matcher = StopMatcher(rules.stops, keeps_stop=rules.keeps_stop) if rules.stops else None
         self._repetition = rules.repetition
@@ -52,6 +60,8 @@ class ChoiceText:
         self._num_chars = num_echoed_chars
         self.num_tokens = 0
         """Tokens of the answer, a stop token included."""
+        self.num_reasoning_tokens = 0
+        """Those of its thoughts, with the mark behind them."""
         self.finish_reason: Finish | None = None
 
     @property
@@ -67,6 +77,7 @@ class ChoiceText:
         self._take_tokens(event, delta)
         if event.finish_reason is not None and self.finish_reason is None:
             self._end(event.finish_reason, delta)
+        self._end_reading(delta)
         delta.finish_reason = self.finish_reason
         return delta
 
@@ -74,6 +85,8 @@ class ChoiceText:
         last = len(event.tokens) - 1
         for at, token in enumerate(event.tokens):
             self.num_tokens += 1
+            if self._reader is not None and self._reader.is_thinking:
+                self.num_reasoning_tokens += 1
             delta.token_ids.append(token.token_id)
             if self._with_logprobs:
                 delta.logprobs.append(token.logprobs)
@@ -103,6 +116,18 @@ class ChoiceText:
             if self._matcher.matched is not None:
                 self.finish_reason = "stop"
         delta.text += piece
+        if self._reader is not None:
+            delta.parts += self._reader.feed(piece)
+            if self._reader.is_done and self.finish_reason is None:
+                self.finish_reason = "stop"
+
+    def _end_reading(self, delta: Delta) -> None:
+        """Where the answer is over, read its rest; an answer that calls ends for that."""
+        if self._reader is None or self.form is None or self.finish_reason is None:
+            return
+        delta.parts += self._reader.end()
+        if self._reader.num_calls and self.finish_reason == "stop":
+            self.finish_reason = "function_call" if self.form.is_old else "tool_calls"
 
     def _end(self, reason: FinishReason, delta: Delta) -> None:
         self._flush(delta)
@@ -113,4 +138,7 @@ class ChoiceText:
         """Release the held-back text at the end; it may contain a stop string."""
         self._emit(self._detokenizer.flush(), delta)
         if self._matcher is not None and self._matcher.matched is None:
-            delta.text += self._matcher.flush()
+            rest = self._matcher.flush()
+            delta.text += rest
+            if self._reader is not None:
+                delta.parts += self._reader.feed(rest)

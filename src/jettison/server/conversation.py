@@ -38,7 +38,28 @@ def checked_messages(messages: list[Message] | None, knows: Callable[[str], bool
         raise bad_request("messages must not be empty.", "messages")
     if len(messages) > MAX_MESSAGES:
         raise bad_request(f"messages may have at most {MAX_MESSAGES} entries.", "messages")
-    return [_checked(message, f"messages[{at}]", knows) for at, message in enumerate(messages)]
+    todays = messages if knows("function_call") else _in_todays_form(messages)
+    return [_checked(message, f"messages[{at}]", knows) for at, message in enumerate(todays)]
+
+
+def _in_todays_form(messages: Sequence[Message]) -> list[Message]:
+    """Messages with the old ``function_call`` and role ``function`` as tool calls and tools' messages.
+
+    What has another form than OpenAI's stays, to be judged as it is. An old call has no id: its place names it.
+    """
+    made = []
+    call_id: str | None = None
+    for at, message in enumerate(messages):
+        call = message.get("function_call")
+        if message.get("role") == "assistant" and isinstance(call, dict) and not message.get("tool_calls"):
+            call_id = f"call{at:05d}"  # nine characters, as some templates require
+            calls = [{"id": call_id, "type": "function", "function": call}]
+            message = message | {"function_call": None, "tool_calls": calls}
+        elif message.get("role") == "function" and call_id is not None:
+            message = message | {"role": "tool", "tool_call_id": message.get("tool_call_id") or call_id}
+            call_id = None
+        made.append(message)
+    return made
 
 
 def _checked(message: Message, path: str, knows: Callable[[str], bool]) -> Message:

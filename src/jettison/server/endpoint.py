@@ -35,6 +35,8 @@ FINISH_JSON: dict[Finish | None, bytes] = {
     "stop": b',"finish_reason":"stop"',
     "length": b',"finish_reason":"length"',
     "repetition": b',"finish_reason":"repetition"',
+    "tool_calls": b',"finish_reason":"tool_calls"',
+    "function_call": b',"finish_reason":"function_call"',
 }
 
 JSON_TYPES = (b"application/json", b"text/json")
@@ -90,12 +92,16 @@ class Answer(ABC):
     def usage(self, generation: Generation) -> dict[str, Any]:
         """OpenAI's token counts."""
         num_prompt, num_output = generation.num_prompt_tokens, generation.num_output_tokens
-        return {
+        counts: dict[str, Any] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
         }
+        form = self.plan.text.form
+        if form is not None and form.has_thoughts:
+            counts["completion_tokens_details"] = {"reasoning_tokens": generation.num_reasoning_tokens}
+        return counts
 
 
 class GenerationEndpoint(ABC):
@@ -259,7 +265,8 @@ class GenerationEndpoint(ABC):
         stream = EventStream(send, write_now)
 
         def write(job: Job, event: TokenEvent, delta: Delta) -> Awaitable[None] | None:
-            return stream.write(answer.chunk(job, event, delta, generation))
+            chunk = answer.chunk(job, event, delta, generation)
+            return stream.write(chunk) if chunk else None
 
         await stream.start()
         self.state.keeper.add(stream)

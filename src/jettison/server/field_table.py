@@ -31,8 +31,6 @@ class Refused:
     """Values without effect (null never has one)."""
     same_as: str | None = None
     """Another field; a value equal to that field's has no effect."""
-    unused_with: tuple[str, Any] | None = None
-    """Another field and a value of it with which this field has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class Ignored:
 
 Table = Mapping[str, Done | Refused | Ignored]
 
-_NO_TOOLS = "no tool is called here"
+_CHAT_ONLY = "it belongs to /v1/chat/completions"
 _NO_BEAM = "there is no beam search"
 _NO_SAMPLER = "there is no such sampler here"
 _NO_MEDIA = "there are no images, sound or video"
@@ -104,13 +102,7 @@ _SAMPLING: Table = {
 }
 
 _NOT_SUPPORTED: Table = {
-    "tools": Refused(_NO_TOOLS, ([],), unused_with=("tool_choice", "none")),
-    "tool_choice": Refused(_NO_TOOLS, ("none", "auto", {"type": "none"}, {"type": "auto"})),
-    "functions": Refused(_NO_TOOLS, ([],), unused_with=("function_call", "none")),
-    "function_call": Refused(_NO_TOOLS, ("none", "auto")),
-    "parallel_tool_calls": Ignored(_NO_TOOLS, (True, False)),
-    "thinking_token_budget": Refused("what a model thinks is not told from what it says", (-1,)),
-    "include_reasoning": Refused("what a model thinks is not told from what it says", (True,)),
+    "thinking_token_budget": Refused("thoughts end where the model ends them", (-1,)),
     "best_of": Refused("every choice that is computed is returned: use n", (1,), same_as="n"),
     "use_beam_search": Refused(_NO_BEAM, (False,)),
     "length_penalty": Refused(_NO_BEAM, (1.0,)),
@@ -176,8 +168,8 @@ _OTHER_PROJECTS: Table = {
     "watermark": Refused("no watermark is put into answers", (False,)),
     "return_hidden_states": Refused("hidden states are not returned", (False,)),
     "n_probs": Refused("use logprobs", (0,)),
-    "separate_reasoning": Refused("what a model thinks is not told from what it says", (False,)),
-    "reasoning_format": Refused("what a model thinks is not told from what it says", ("none",)),
+    "separate_reasoning": Refused("say it to the server, with --reasoning-parser", (True,)),
+    "reasoning_format": Refused("say it to the server, with --reasoning-parser", ("auto", "deepseek")),
     **dict.fromkeys(
         ("enable_thinking", "think", "thinking", "thinking_budget", "reasoning"), Refused(_TEMPLATE_KWARGS)),
     "extra_body": Refused("its fields belong into the body itself", ({},)),
@@ -196,11 +188,21 @@ _TEMPLATE: Table = {
     "chat_template_kwargs": Done("given to the template"),
 }
 
+_CALLING: Table = {
+    "tools": Done("functions that the model may call"),
+    "tool_choice": Done("whether it may, has to, or has to call one by name"),
+    "parallel_tool_calls": Done("false: an answer has one call at most"),
+    "functions": Done("tools, as OpenAI's older API says it"),
+    "function_call": Done("tool_choice, likewise"),
+    "include_reasoning": Done("false: thoughts are left out of the answer"),
+}
+
 _PROMPT_ONLY = "a prompt goes through no template"
 
 CHAT: Table = {
     **_BOTH,
     **_TEMPLATE,
+    **_CALLING,
     "documents": Done("given to the template"),
     "reasoning_effort": Done("given to the template"),
     "prompt": Refused("it belongs to /v1/completions; here the field is messages"),
@@ -216,6 +218,9 @@ COMPLETION: Table = {
     **dict.fromkeys(
         (*(name for name in _TEMPLATE if name != "messages"), "documents", "reasoning_effort"), Ignored(_PROMPT_ONLY)),
     "return_prompt_text": Refused("use echo", (False,)),
+    **dict.fromkeys(("tools", "functions"), Refused(_CHAT_ONLY, ([],))),
+    **dict.fromkeys(("tool_choice", "function_call"), Refused(_CHAT_ONLY, ("none", "auto"))),
+    **dict.fromkeys(("parallel_tool_calls", "include_reasoning"), Ignored(_CHAT_ONLY, (True, False))),
 }
 
 TOKENIZE: Table = {
@@ -277,9 +282,7 @@ def asks_for_nothing(rule: Refused | Ignored, value: Any, document: Mapping[str,
         return True
     if isinstance(rule, Ignored):
         return False
-    if rule.same_as is not None and value == document.get(rule.same_as):
-        return True
-    return rule.unused_with is not None and document.get(rule.unused_with[0]) == rule.unused_with[1]
+    return rule.same_as is not None and value == document.get(rule.same_as)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -117,6 +117,12 @@ class ChatFields(GenerationFields, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: Effort | None = None
     return_prompt_text: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: Any = None
+    include_reasoning: bool | None = None
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True):
@@ -223,8 +229,6 @@ def _check_known(
         if isinstance(rule, Refused):
             if not asks_for_nothing(rule, value, document):
                 raise refusal(table, name, prefix)
-            if rule.unused_with is not None and not _is_list_of_objects(value):
-                raise bad_request(f"{name} must be a list of objects.", name, "invalid_type")
         elif isinstance(rule, Ignored):
             if not asks_for_nothing(rule, value, document):
                 warnings.note_ignored(prefix + name, rule.reason)
@@ -236,13 +240,8 @@ def refusal(table: Table, name: str, prefix: str = "") -> ApiError:
     """400 for a field that the table refuses."""
     rule = table[name]
     assert isinstance(rule, Refused)
-    unless = "" if rule.unused_with is None else ", unless {} is {!r}".format(*rule.unused_with)
-    message = f"{prefix + name!r} is not supported by this server{unless}: {rule.reason}."
+    message = f"{prefix + name!r} is not supported by this server: {rule.reason}."
     return bad_request(message, prefix + name, "unsupported_parameter")
-
-
-def _is_list_of_objects(value: Any) -> bool:
-    return value is None or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
 
 
 def _named(error: msgspec.ValidationError) -> ApiError:

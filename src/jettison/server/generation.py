@@ -80,6 +80,11 @@ class Generation:
         return sum(job.text.num_tokens for job in self.jobs)
 
     @property
+    def num_reasoning_tokens(self) -> int:
+        """Those of them that are thoughts."""
+        return sum(job.text.num_reasoning_tokens for job in self.jobs)
+
+    @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens found in the prefix cache."""
         return sum(job.num_cached_tokens for job in self.jobs if job.is_first_sample)

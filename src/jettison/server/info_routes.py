@@ -22,6 +22,7 @@ from jettison.server.json_out import encode
 from jettison.server.paths import same_name
 from jettison.server.prompts import chat_prompt, off_loop
 from jettison.server.state import ServerState, require
+from jettison.server.tools import checked_tools
 
 
 def json_response(document: Any, status: int = 200) -> Response:
@@ -165,7 +166,8 @@ class InfoRoutes:
             text, special = fields.prompt, fields.add_special_tokens is not False
             ids = await off_loop(lambda: state.tokenizer.encode(text, special), len(text), thread_chars)
         else:
-            options = chat_options(fields, fields.tools, state.tokenizer.chat, state.warnings)
+            tools = list(checked_tools(fields.tools or ()))
+            options = chat_options(fields, tools, state.tokenizer.chat, state.warnings)
             prompt = await chat_prompt(
                 fields.messages, state.tokenizer, options, thread_chars=thread_chars,
                 add_special_tokens=bool(fields.add_special_tokens))

@@ -217,6 +217,7 @@ async def _serve(config: EngineConfig) -> int:
         byte_tokens=assembly.byte_tokens)
     tell_of_turn_end(tokenizer, assembly.end_tokens.ids)
     app = create_app(engine, tokenizer, settings, batch_settings(config, assembly))
+    logger.info("%s", server_state(app).forms.told)
     batches = batch_service(app)
     # Unusable paths are reported before the model is loaded.
     if recorder is not None:

@@ -234,7 +234,8 @@ class _Served:
             model_names=config.model.served_model_names, default_seed=config.model.seed,
             max_stops=config.server.max_stop_strings, max_logprobs=config.server.max_logprobs,
             sampling_defaults=sampling_defaults(config), end_tokens=assembly.end_tokens,
-            templates=template_settings(replace(config.templates, trust_requests=True)))  # the caller's own
+            # The templates are the caller's own, and texts are what the model writes, thoughts and all.
+            templates=template_settings(replace(config.templates, trust_requests=True, reasoning_parser="none")))
         tokenizer = Tokenizer.from_dir(
             config.model.model, max_template_chars=settings.max_template_chars, templates=settings.templates,
             byte_tokens=assembly.byte_tokens)

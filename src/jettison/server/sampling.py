@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from jettison.live.engine.api import EngineInfo
 from jettison.policy.refusal import shown, why_too_long
+from jettison.server.answer_form import Form
 from jettison.server.bad_words import checked_words
 from jettison.server.errors import ApiError, bad_request
 from jettison.server.fields import ChatFields, CompletionFields, GenerationFields
@@ -64,6 +65,8 @@ class TextRules:
     """Whether a stop string, or the text of a stop token, is part of the answer that it stops."""
     skip_special_tokens: bool = True
     joins_special_tokens: bool = False
+    form: Form | None = None
+    """How the text is read for calls and thoughts; None: it is content."""
     repetition: Repetition | None = None
 
 

@@ -7,6 +7,7 @@ import asyncio
 from jettison.errors import NotReadyError
 from jettison.live.engine.api import EngineClient, EngineState
 from jettison.policy.refusal import retry_after_ms, why_not_offline
+from jettison.server.answer_form import AnswerForms
 from jettison.server.auth import KeyRing
 from jettison.server.compiling import GrammarCompiler
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, bad_request, retry_headers
@@ -41,6 +42,7 @@ class ServerState:
         self.keys = KeyRing(settings.api_keys, may_change=settings.keys_may_change)
         self.admin_keys = KeyRing(settings.admin_keys)
         self.warnings = FieldWarnings()
+        self.forms = AnswerForms(tokenizer.chat)
         self.draw_seed = seed_source(settings.default_seed)
         self.grammars = GrammarCompiler(tokenizer.special_tokens)
         self.generations: set[Generation] = set()

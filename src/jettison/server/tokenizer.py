@@ -128,13 +128,16 @@ class Tokenizer:
 
     def detokenizer(
         self, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = (), *,
-        joins_special_tokens: bool = False,
+        joins_special_tokens: bool = False, shown: Sequence[str] = (),
     ) -> Detokenizer:
         """A text that grows by one token at a time, after the text of a prompt (which is not part of it).
 
         ``joins_special_tokens``: special tokens that are shown have no space between them, whatever the decoder adds.
+        ``shown``: texts of special tokens that are never skipped.
         """
         skipped = self.special_ids if skip_special_tokens else _NOTHING
+        if shown and skipped:
+            skipped = skipped.difference(self._backend.token_to_id(text) for text in shown)
         if self._is_byte_level:
             return ByteDetokenizer(self._bytes_of, skipped)
         made = WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens=False), skipped, prompt_token_ids)

@@ -8,7 +8,7 @@ NO_LORA = "adapters (LoRA) are not served; merge one into its model, and serve t
 NO_POOLING = "embeddings and scores are not served, only models that generate text"
 ONLY_GENERATES = "all models are served to generate text, and for nothing else"
 NO_IMAGES = "images, sound and video are not served; of a model with images its text part is"
-NO_CODE = "nothing that is named by a flag or lies in a model folder is executed"
+NO_CODE = "nothing that this flag names is executed"
 _EDIT_CONFIG = "edit config.json in a copy of the folder: what is served is what the folder says"
 _OWN_TOKENIZER = "the tokenizer is the model folder's: put its files there"
 _NO_LOG = "requests and answers are never logged, and the web server has no log of accesses"
@@ -179,8 +179,11 @@ SERVING: tuple[Rule, ...] = (
              "folder's; other models are refused by name", {
         "--trust-remote-code": "Run Python code from the model folder.",
     }),
+    *refused("vLLM's plugins are not run: --tool-call-parser takes a file with a parser of your own (docs/using.md)", {
+        "--tool-parser-plugin": "Python code that reads tool calls.",
+    }),
     *refused(NO_CODE, {
-        "--middleware": "Python code around requests.", "--tool-parser-plugin": "Python code that reads tool calls.",
+        "--middleware": "Python code around requests.",
         "--reasoning-parser-plugin": "Python code that reads thinking.",
         "--logits-processors": "Python code on logits.", "--logits-processor-pattern": "Which of it requests may name.",
         "--io-processor-plugin": "Python code on inputs.", "--worker-cls": "Another worker class.",

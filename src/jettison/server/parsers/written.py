@@ -1,0 +1,141 @@
+"""Calls whose arguments are written one by one between marks, not as JSON: GLM 4.5 and Qwen3-Coder.
+
+What a value is follows from the tool's schema: a string is taken as it is, every other value is read as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jettison.server.parsers.machine import BrokenError, Reading
+from jettison.server.parsers.parts import Tool
+from jettison.server.parsers.tagged import MarkedMachine
+
+
+class _WrittenMachine(MarkedMachine):
+    """Arguments are collected by name, and told when the call is whole."""
+
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        super().__init__(tools)
+        self._properties = {tool["function"]["name"]: properties_of(tool) for tool in tools}
+        self._values: dict[str, Any] = {}
+
+    def _set(self, key: str, text: str) -> None:
+        """Raises BrokenError where the call has the key already."""
+        if key in self._values:
+            raise BrokenError
+        self._values[key] = value_of(text, self._properties.get(self._name or "", {}).get(key))
+
+    def _tell_written(self) -> None:
+        try:
+            self._arguments = [json.dumps(self._values, ensure_ascii=False)]
+        except RecursionError:
+            raise BrokenError from None
+        self._end_call()
+
+
+class GlmParser(_WrittenMachine):
+    """``<tool_call>name``, then ``<arg_key>key</arg_key><arg_value>value</arg_value>`` for each, ``</tool_call>``."""
+
+    MARKS = ("<tool_call>",)
+    END = "</tool_call>"
+
+    def _calls(self, mark: str) -> Reading[None]:
+        self._begin_call()
+        self._values = {}
+        yield from self._space()
+        yield from self._named("\n", "<arg_key>", self.END)
+        while True:
+            yield from self._space()
+            if (yield from self._expect("<arg_key>", self.END)) == self.END:
+                break
+            key = yield from self._until("</arg_key>")
+            yield from self._skips("</arg_key>")
+            yield from self._space()
+            yield from self._expect("<arg_value>")
+            value = yield from self._until("</arg_value>")
+            yield from self._skips("</arg_value>")
+            self._set(key.strip(), value)
+            if not (yield from self._end_follows()):
+                break
+        self._tell_written()
+
+    def _end_follows(self) -> Reading[bool]:
+        """False: the answer ends here, and its last mark was its stop token."""
+        yield from self._space()
+        return bool((yield from self._peek()))
+
+
+class QwenCoderParser(_WrittenMachine):
+    """``<tool_call><function=name>``, then ``<parameter=key>value</parameter>`` for each, ``</function></tool_call>``.
+
+    Models leave out the outer marks now and then."""
+
+    MARKS = ("<tool_call>", "<function=")
+
+    def _calls(self, mark: str) -> Reading[None]:
+        self._begin_call()
+        self._values = {}
+        if mark == "<tool_call>":
+            yield from self._space()
+            yield from self._expect("<function=")
+        yield from self._named(">")
+        yield from self._skips(">")
+        while True:
+            yield from self._space()
+            if (yield from self._expect("<parameter=", "</function>")) == "</function>":
+                break
+            key = yield from self._until(">")
+            yield from self._skips(">")
+            value = yield from self._until("</parameter>")
+            yield from self._skips("</parameter>")
+            self._set(key.strip(), value.removeprefix("\n").removesuffix("\n"))
+        self._tell_written()
+        yield from self._close("</tool_call>")
+
+
+def properties_of(tool: Tool) -> Mapping[str, Any]:
+    """The schemas of a tool's arguments, as far as it has any."""
+    schema = tool["function"].get("parameters")
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def value_of(text: str, schema: object) -> Any:
+    """The value that a text stands for. Where the schema does not say, JSON is taken as such, all else as a string."""
+    kinds = _kinds(schema)
+    stripped = text.strip()
+    if "null" in kinds and stripped in ("null", "None"):
+        return None
+    if "string" in kinds:
+        return text
+    if "boolean" in kinds and stripped in ("True", "False"):
+        return stripped == "True"
+    try:
+        value = json.loads(stripped, parse_constant=_refused)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # an infinity, or half a character
+    except (ValueError, RecursionError):
+        return text
+    return value
+
+
+def _refused(constant: str) -> None:
+    """NaN and infinities are no JSON."""
+    raise ValueError(constant)
+
+
+def _kinds(schema: object) -> set[str]:
+    """Names of the types that a schema allows; of an ``enum`` of strings, that."""
+    if not isinstance(schema, Mapping):
+        return set()
+    kind, choices = schema.get("type"), schema.get("enum")
+    found = {kind} if isinstance(kind, str) else {one for one in kind if isinstance(one, str)} if isinstance(
+        kind, list) else set()
+    if not found and isinstance(choices, list) and choices and all(isinstance(one, str) for one in choices):
+        found = {"string"}
+    for name in ("anyOf", "oneOf"):
+        for one in schema.get(name) or () if isinstance(schema.get(name), list) else ():
+            found |= _kinds(one)
+    return found
