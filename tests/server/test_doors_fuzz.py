@@ -6,9 +6,16 @@ import json
 import os
 import random
 
+import pytest
+from anthropic.types import MessageCountTokensParams
+from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
 from fake_engine import bytes_of
+from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 from test_messages import claude_code
 from test_responses import CODEX
+
+from jettison.server.doors.message_tables import MESSAGES
+from jettison.server.doors.response_tables import RESPONSES
 
 NUM_CASES = int(os.environ.get("JETTISON_FUZZ_DOORS", "400"))
 SEED = 20261127
@@ -81,6 +88,40 @@ async def test_no_bad_value_is_our_fault(app_client, app_engine, caplog):
     assert counts[200] > NUM_CASES // 20 and counts[400] > NUM_CASES // 4, counts
     assert not app_engine.running
     assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []
+
+
+def test_every_field_of_the_sdks_is_in_a_table():
+    for params, table in (
+        (ResponseCreateParamsNonStreaming, RESPONSES), (MessageCreateParamsNonStreaming, MESSAGES),
+        (MessageCountTokensParams, MESSAGES),
+    ):
+        assert sorted(set(params.__annotations__) - set(table)) == []
+
+
+@pytest.mark.parametrize("depth", [50, *range(900, 1000, 9)])
+async def test_what_could_be_read_can_be_told_and_kept(depth, app_client):
+    """Python's bound of nesting counts from where the work is done: what was just read there may be too deep here."""
+    deep = '{"a":' * depth + "{}" + "}" * depth
+    asks = [
+        ("/v1/messages", '"max_tokens":5,"messages":[{"role":"user","content":"x"}],'
+                         '"tools":[{"name":"x","input_schema":%s}]'),
+        *(("/v1/responses", f'"input":"x",{more}') for more in (
+            '"tools":[{"type":"function","name":"x","parameters":%s}]', '"text":{"format":{"type":"text","x":%s}}',
+            '"tool_choice":%s', '"unknown":%s')),
+        ("/v1/responses", '"input":[{"role":"user","content":"x","z":%s}]'),
+    ]
+    for path, body in asks:
+        for stream in ("true", "false"):
+            answer = await app_client.post(
+                path, content=f'{{"stream":{stream},' + body % deep + "}", headers={"content-type": "application/json"})
+            assert answer.status_code in (200, 400) and "internal" not in answer.text and "failed" not in answer.text
+            if answer.status_code == 200 and path == "/v1/responses" and stream == "false":
+                kept = f"{path}/{answer.json()['id']}"
+                for again in (
+                    await app_client.get(kept), await app_client.get(f"{kept}/input_items"),
+                    await app_client.post(path, json={"input": "x", "previous_response_id": answer.json()["id"]}),
+                ):
+                    assert again.status_code in (200, 400)
 
 
 def test_a_case_depends_on_the_seed_alone():

@@ -169,15 +169,15 @@ async def test_what_is_kept_is_its_keys_own(serve):
 def test_the_store_is_bounded_in_count_and_bytes_by_tenant_and_in_all():
     store = ResponseStore(max_count=3, max_bytes=100, max_total_bytes=150)
     for at in range(5):
-        store.put("a", f"a{at}", StoredResponse(b"x" * 10, b""))
+        store.put("a", f"a{at}", StoredResponse(b"x" * 10, b"", b""))
     assert [store.get("a", f"a{at}") is not None for at in range(5)] == [False, False, True, True, True]
-    store.put("a", "big", StoredResponse(b"x" * 80, b"y"))
+    store.put("a", "big", StoredResponse(b"x" * 80, b"y", b""))
     assert store.get("a", "a4") is not None and store.get("a", "a3") is None and store.num_bytes == 91
-    store.put("a", "bigger", StoredResponse(b"x" * 101, b""))
+    store.put("a", "bigger", StoredResponse(b"x" * 101, b"", b""))
     assert store.get("a", "bigger") is None and store.num_bytes == 91
-    store.put("b", "b0", StoredResponse(b"x" * 59, b""))
+    store.put("b", "b0", StoredResponse(b"x" * 59, b"", b""))
     assert store.num_bytes == 150 and store.get("b", "a4") is None
-    store.put("b", "b1", StoredResponse(b"x" * 30, b""))  # the tenant with most loses what is oldest
+    store.put("b", "b1", StoredResponse(b"x" * 30, b"", b""))  # the tenant with most loses what is oldest
     assert store.get("a", "a4") is None and store.get("a", "big") is not None
     assert store.get("b", "b0") is None and store.num_bytes == 111
     assert store.delete("b", "b1") and not store.delete("b", "b1") and not store.delete("a", "b1")

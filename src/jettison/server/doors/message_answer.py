@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from typing import Any
+
+import msgspec
 
 from jettison.live.engine.api import TokenEvent
 from jettison.server.answer_form import Form
@@ -121,14 +122,14 @@ class MessageAnswer(WireAnswer):
         return named_event("content_block_delta", {"index": block.index, "delta": delta})
 
 
-def read_arguments(text: str) -> dict[str, Any]:
+def read_arguments(text: str) -> dict[str, Any] | msgspec.Raw:
     """A call's arguments as an object. Where the answer was cut, or the model wrote no object, they are kept as text
     under a name of their own."""
     if not text.strip():
         return {}
     try:
-        value = json.loads(text)
-        encode(value)  # what has no form in JSON (such as NaN, or half a character) is told as text
-    except (ValueError, RecursionError, UnicodeError, TypeError):
+        value = msgspec.json.decode(text)
+        told = msgspec.Raw(encode(value))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return {"unread_arguments": text}
-    return value if isinstance(value, dict) else {"unread_arguments": text}
+    return told if isinstance(value, dict) else {"unread_arguments": text}

@@ -24,22 +24,23 @@ class StoredResponse:
 
     document: bytes
     items: bytes
-    """What went in, that of the responses before included; what came out is in the document."""
+    """What went in, that of the responses before included."""
+    output: bytes
+    """What came out, which the document has, too."""
 
     @property
     def num_bytes(self) -> int:
-        """Of both."""
-        return len(self.document) + len(self.items)
+        """Of all."""
+        return len(self.document) + len(self.items) + len(self.output)
 
-    def read(self) -> dict[str, Any]:
-        """The response."""
-        document: dict[str, Any] = msgspec.json.decode(self.document)
-        return document
+    def read_all(self) -> list[dict[str, Any]]:
+        """The items that went in and came out. Raises RecursionError where they are nested so deeply that they were
+        only just read before."""
+        return [*msgspec.json.decode(self.items), *msgspec.json.decode(self.output)]
 
-    def read_items(self) -> list[dict[str, Any]]:
-        """What went in."""
-        items: list[dict[str, Any]] = msgspec.json.decode(self.items)
-        return items
+    def read_input(self) -> list[dict[str, Any]]:
+        """The items that went in, with values that are JSON."""
+        return msgspec.json.decode(self.items, type=list[dict[str, msgspec.Raw]])
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -15,7 +14,7 @@ from jettison.server.doors.response_answer import Keep, ResponseAnswer
 from jettison.server.doors.response_input import RENAMED, chat_of, items_of
 from jettison.server.doors.response_store import ResponseStore, StoredResponse
 from jettison.server.doors.response_tables import RESPONSES, ResponseFields
-from jettison.server.doors.wire import renamed, wrong_type
+from jettison.server.doors.wire import raw, renamed, wrong_type
 from jettison.server.endpoint import WireAnswer
 from jettison.server.errors import ApiError, bad_request
 from jettison.server.fields import parse_fields, refusal
@@ -53,7 +52,7 @@ class ResponsesEndpoint(ChatEndpoint):
         if plan.length_field is not None:
             plan = replace(plan, length_field="max_output_tokens")
         model = self.state.check_model(fields.model)
-        keep = None if fields.store is False else self._keep(tenant, before + items)
+        keep = None if fields.store is False else self._keep(tenant, bytes(raw(before + items, "input")))
         return plan, prompts, ResponseAnswer(plan, model, _asked(fields, plan), keep)
 
     def _before(self, tenant: str, response_id: str | None) -> Items:
@@ -61,7 +60,11 @@ class ResponsesEndpoint(ChatEndpoint):
         if response_id is None:
             return []
         stored = self._stored(tenant, response_id, "previous_response_id")
-        return stored.read_items() + stored.read()["output"]
+        try:
+            return stored.read_all()
+        except RecursionError:
+            name = "previous_response_id"
+            raise bad_request(f"{name}: its items are nested too deeply.", name) from None
 
     def _stored(self, tenant: str, response_id: str, param: str | None = None) -> StoredResponse:
         stored = self.store.get(tenant, response_id)
@@ -71,9 +74,9 @@ class ResponsesEndpoint(ChatEndpoint):
             raise ApiError(404, message, param=param, code=code)
         return stored
 
-    def _keep(self, tenant: str, items: Items) -> Keep:
+    def _keep(self, tenant: str, items: bytes) -> Keep:
         def keep(response: dict[str, Any]) -> None:
-            kept = StoredResponse(msgspec.json.encode(response), msgspec.json.encode(items))
+            kept = StoredResponse(encode(response), items, encode(response["output"]))
             self.store.put(tenant, response["id"], kept)
 
         return keep
@@ -86,12 +89,12 @@ class ResponsesEndpoint(ChatEndpoint):
         if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
             raise bad_request("stream: a finished response is told whole.", "stream", "unsupported_parameter")
         stored = self._stored(self._tenant(request), request.path_params["response_id"])
-        return _json(stored.read())
+        return Response(stored.document, media_type="application/json")
 
     async def input_items(self, request: Request) -> Response:
         """What went into a response, the newest first unless ``order=asc``."""
         stored = self._stored(self._tenant(request), request.path_params["response_id"])
-        data = [{"id": f"item_{at}", "type": "message"} | item for at, item in enumerate(stored.read_items())]
+        data = [{"id": f"item_{at}", "type": "message"} | item for at, item in enumerate(stored.read_input())]
         if request.query_params.get("order") != "asc":
             data.reverse()
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
@@ -138,7 +141,7 @@ def _check_metadata(metadata: dict[str, Any] | None) -> None:
 def _asked(fields: ResponseFields, plan: GenerationPlan) -> dict[str, Any]:
     """What a response tells of its request."""
     reasoning, text = fields.reasoning, fields.text
-    form = None if text is None else text.format
+    form = {"type": "text"} if text is None or text.format is None else text.format
     return {
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
@@ -152,9 +155,9 @@ def _asked(fields: ResponseFields, plan: GenerationPlan) -> dict[str, Any]:
         "service_tier": plan.service_tier or "default",
         "store": fields.store is not False,
         "temperature": plan.params.temperature,
-        "text": {"format": form or {"type": "text"}},
-        "tool_choice": "auto" if fields.tool_choice is None else fields.tool_choice,
-        "tools": fields.tools or [],
+        "text": {"format": raw(form, "text.format")},
+        "tool_choice": "auto" if fields.tool_choice is None else raw(fields.tool_choice, "tool_choice"),
+        "tools": raw(fields.tools or [], "tools"),
         "top_logprobs": 0,
         "top_p": plan.params.top_p,
         "truncation": "disabled",

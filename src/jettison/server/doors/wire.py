@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from jettison.server.errors import ApiError, bad_request
 from jettison.server.json_out import encode
 
@@ -22,6 +24,15 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
         message = message.replace(old, new)
         param = None if param is None else param.replace(old, new)
     return ApiError(error.status, message, param=param, code=error.code, headers=error.headers)
+
+
+def raw(value: object, path: str) -> msgspec.Raw:
+    """The value as JSON, to be put into answers: once it has been written, it can be written anywhere. Raises ApiError
+    400 where it is nested so deeply that it was only just read."""
+    try:
+        return msgspec.Raw(encode(value))
+    except RecursionError:
+        raise bad_request(f"{path} is nested too deeply.", path) from None
 
 
 def unsupported(path: str, what: str, why: str) -> ApiError:
