@@ -99,7 +99,7 @@ async def test_why_a_message_stops(serve, client_of):
         assert cut.stop_reason == "model_context_window_exceeded"
         assert cut.usage.output_tokens + cut.usage.input_tokens + cut.usage.cache_read_input_tokens == 60
         long = {"messages": [{"role": "user", "content": "x" * 80}]}
-        with pytest.raises(anthropic.BadRequestError):
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: This model's maximum context"):
             await client_of(served).messages.create(**ask | long)
 
 

@@ -93,7 +93,9 @@ class ApiError(Exception):
         """The JSON document of Anthropic's API."""
         kind = _ANTHROPIC_TYPES.get(
             self.anthropic_status, "invalid_request_error" if self.status < 500 else "api_error")
-        return encode({"type": "error", "error": {"type": kind, "message": self.message}})
+        # Agents look for these words, and make their history shorter.
+        front = "prompt is too long: " if self.code == "context_length_exceeded" else ""
+        return encode({"type": "error", "error": {"type": kind, "message": front + self.message}})
 
     def response(self, path: str = "") -> Response:
         """The HTTP answer, in the form of the API that has this path."""
