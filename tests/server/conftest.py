@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from jettison.server.app import batch_service, create_app
+from jettison.server.chat_renderer import TemplateSettings
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
@@ -29,6 +31,18 @@ def tokenizer_dir(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tokenizer(tokenizer_dir):
     return Tokenizer.from_dir(tokenizer_dir)
+
+
+@pytest.fixture
+def tokenizer_of(tokenizer_dir, tmp_path):
+    """A tokenizer with a chat template of one's own."""
+
+    def made(source, **settings):
+        shutil.copytree(tokenizer_dir, tmp_path, dirs_exist_ok=True)
+        (tmp_path / "chat_template.jinja").write_text(source)
+        return Tokenizer.from_dir(tmp_path, templates=TemplateSettings(**settings))
+
+    return made
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ PATHS = {
     "/classify": "Scores and classes", "/v1/moderations": "Scores and classes",
     "/v1/load_lora_adapter": "Adapters (LoRA) are not", "/v1/unload_lora_adapter": "Adapters (LoRA) are not",
     "/v1/images/generations": "Images, sound and video", "/v1/audio/transcriptions": "Images, sound and video",
-    "/v1/audio/speech": "Images, sound and video", "/v1/responses": "This API", "/v1/messages": "This API",
+    "/v1/audio/speech": "Images, sound and video",
 }  # fmt: skip
 PARTS = {
     "image_url": {"type": "image_url", "image_url": {"url": "http://10.0.0.1/"}},

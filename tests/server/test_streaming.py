@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from served import eventually, sse_events
 
 from jettison.server.settings import ServerSettings
-from jettison.server.sse import EventStream, StreamKeeper
+from jettison.server.sse import DONE, EventStream, StreamKeeper
 
 
 async def test_wire_format_and_token_ids(serve):
@@ -96,7 +96,7 @@ async def test_no_keep_alive_after_the_end():
     await stream.start()
     keeper._streams.add(stream)
     keeper._look(time.monotonic() + 1)  # a comment is on its way, and the stream ends before it goes out
-    await stream.finish(b"data: last\n\n")
+    await stream.finish(b"data: last\n\n" + DONE)
     while keeper._writes:
         await asyncio.sleep(0)
     assert [message.get("body") for message in sent] == [None, b"data: last\n\ndata: [DONE]\n\n"]

@@ -17,6 +17,8 @@ from jettison.server.batches.service import BatchService
 from jettison.server.batches.settings import BatchSettings
 from jettison.server.chat import ChatEndpoint
 from jettison.server.completions import CompletionEndpoint
+from jettison.server.doors.messages import MessagesEndpoint
+from jettison.server.doors.responses import ResponsesEndpoint
 from jettison.server.errors import handle_error
 from jettison.server.gate import Gate
 from jettison.server.info_routes import InfoRoutes
@@ -40,6 +42,8 @@ def create_app(
     routes = [
         Route("/v1/chat/completions", ChatEndpoint(state), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(state), methods=["POST"]),
+        *ResponsesEndpoint(state).routes(),
+        *MessagesEndpoint(state).routes(),
         *InfoRoutes(state).routes(),
         *([] if settings.sleep_control is None else SleepRoutes(settings.sleep_control).routes()),
         *([] if service is None else BatchRoutes(state, service).routes()),

@@ -9,7 +9,7 @@ from jettison.live.engine.api import TokenEvent
 from jettison.server.chat_options import chat_options
 from jettison.server.chat_parts import ChoiceParts
 from jettison.server.choice import Delta
-from jettison.server.endpoint import FINISH_JSON, Answer, GenerationEndpoint
+from jettison.server.endpoint import FINISH_JSON, Answer, GenerationEndpoint, WireAnswer
 from jettison.server.fields import ChatFields, parse_fields
 from jettison.server.forced_calls import constraint_of
 from jettison.server.generation import Generation, Job
@@ -168,7 +168,7 @@ class ChatEndpoint(GenerationEndpoint):
 
     prompt_field = "messages"
 
-    async def prepare(self, document: dict[str, Any]) -> tuple[GenerationPlan, list[Prompt], Answer]:
+    async def prepare(self, document: dict[str, Any]) -> tuple[GenerationPlan, list[Prompt], WireAnswer]:
         """See ``GenerationEndpoint``."""
         state = self.state
         fields = parse_fields(document, ChatFields, state.warnings)

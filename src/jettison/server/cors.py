@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-EXPOSED_HEADERS = ("retry-after", "retry-after-ms", "x-request-id", "www-authenticate")
+EXPOSED_HEADERS = ("retry-after", "retry-after-ms", "x-request-id", "request-id", "www-authenticate")
 """Headers of an answer that a page's script may read besides the usual ones: SDKs in browsers use them."""
 
 

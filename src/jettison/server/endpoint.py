@@ -25,7 +25,7 @@ from jettison.server.json_out import encode
 from jettison.server.limits import Arrival
 from jettison.server.prompts import ITEM_CHARS, Prompt, off_loop
 from jettison.server.sampling import OFFLINE_TIER, GenerationPlan, too_long, with_bad_words, with_grammar
-from jettison.server.sse import WRITE_NOW, EventStream, WriteNow, error_event
+from jettison.server.sse import COMMENT, DONE, WRITE_NOW, EventStream, WriteNow, error_event
 from jettison.server.state import ServerState
 from jettison.server.truncation import truncated
 from jettison.types import Request, ServiceClass
@@ -42,8 +42,42 @@ FINISH_JSON: dict[Finish | None, bytes] = {
 JSON_TYPES = (b"application/json", b"text/json")
 
 
-class Answer(ABC):
-    """Encodes one HTTP answer. Bytes out, no I/O."""
+class WireAnswer(ABC):
+    """Encodes one HTTP answer, in one piece or as a stream. Bytes out, no I/O."""
+
+    plan: GenerationPlan
+    keep_alive = COMMENT
+    """What a stream sends where it would be silent for long."""
+    stream_end = DONE
+    """The very last bytes of a stream."""
+
+    @abstractmethod
+    def chunk(self, job: Job, event: TokenEvent, delta: Delta, generation: Generation) -> bytes:
+        """The events of a stream that tell a delta; may be empty."""
+
+    @abstractmethod
+    def collect(self, job: Job, event: TokenEvent, delta: Delta) -> None:
+        """Keep a delta for ``document``."""
+
+    @abstractmethod
+    def document(self, generation: Generation) -> dict[str, Any]:
+        """The answer in one piece."""
+
+    def opening(self, generation: Generation) -> bytes:
+        """The events of a stream before its first token."""
+        return b""
+
+    @abstractmethod
+    def closing(self, generation: Generation) -> bytes:
+        """The events of a stream behind its last token."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """The events that end a stream which has failed."""
+        return error_event(error.body)
+
+
+class Answer(WireAnswer):
+    """Encodes an answer that has ``choices``."""
 
     def __init__(self, state: ServerState, plan: GenerationPlan, model: str, kind: str, id_prefix: str) -> None:
         self.state = state
@@ -64,14 +98,6 @@ class Answer(ABC):
     def choice_chunk(self, job: Job, event: TokenEvent, delta: Delta) -> bytes:
         """The one entry of a chunk's ``choices``, as JSON."""
 
-    @abstractmethod
-    def collect(self, job: Job, event: TokenEvent, delta: Delta) -> None:
-        """Keep a delta for ``document``."""
-
-    @abstractmethod
-    def document(self, generation: Generation) -> dict[str, Any]:
-        """The answer in one piece."""
-
     def chunk(self, job: Job, event: TokenEvent, delta: Delta, generation: Generation) -> bytes:
         """One event of the stream."""
         choice = self.choice_chunk(job, event, delta)
@@ -85,8 +111,10 @@ class Answer(ABC):
         """Fields of the first choice's first chunk beside its choices, as JSON that begins with a comma."""
         return b""
 
-    def usage_chunk(self, generation: Generation) -> bytes:
-        """The stream's last chunk, without choices."""
+    def closing(self, generation: Generation) -> bytes:
+        """The stream's last chunk, without choices, where the client asked for it."""
+        if not self.plan.include_usage:
+            return b""
         return self.chunk_head + b'],"usage":' + encode(self.usage(generation)) + b"}\n\n"
 
     def usage(self, generation: Generation) -> dict[str, Any]:
@@ -146,8 +174,14 @@ class GenerationEndpoint(ABC):
         return truncated(prompts, plan.truncation, max(1, self._most_tokens(plan) - max(1, answer)))
 
     @abstractmethod
-    async def prepare(self, document: dict[str, Any]) -> tuple[GenerationPlan, list[Prompt], Answer]:
+    async def prepare(self, document: dict[str, Any]) -> tuple[GenerationPlan, list[Prompt], WireAnswer]:
         """Validate, and turn text into tokens (for an echo, tokens into text too). Raises ApiError 4xx."""
+
+    async def prepare_for(
+        self, tenant: str, document: dict[str, Any]
+    ) -> tuple[GenerationPlan, list[Prompt], WireAnswer]:
+        """The same for a request of this tenant, where it matters whose it is."""
+        return await self.prepare(document)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -173,7 +207,7 @@ class GenerationEndpoint(ABC):
         arrival.check_queue(is_offline=OFFLINE_TIER.encode() in body)  # maybe: else not parsed yet
         document = parse_json(body)
         arrival.check_queue(is_offline=document.get("service_tier") == OFFLINE_TIER)
-        plan, prompts, answer = await self.prepare(document)
+        plan, prompts, answer = await self.prepare_for(tenant, document)
         if plan.wants_offline:
             state.check_offline("service_tier")
         arrival.claim(len(prompts) * plan.num_samples, "n" if plan.num_samples > 1 else self.prompt_field)
@@ -249,7 +283,9 @@ class GenerationEndpoint(ABC):
     prompt_field = "prompt"
     """The field named in the error for a too long prompt."""
 
-    async def _whole(self, generation: Generation, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _whole(
+        self, generation: Generation, answer: WireAnswer, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         def keep(job: Job, event: TokenEvent, delta: Delta) -> None:
             answer.collect(job, event, delta)
 
@@ -260,9 +296,9 @@ class GenerationEndpoint(ABC):
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _stream(
-        self, generation: Generation, answer: Answer, receive: Receive, send: Send, write_now: WriteNow | None
+        self, generation: Generation, answer: WireAnswer, receive: Receive, send: Send, write_now: WriteNow | None
     ) -> None:
-        stream = EventStream(send, write_now)
+        stream = EventStream(send, write_now, answer.keep_alive)
 
         def write(job: Job, event: TokenEvent, delta: Delta) -> Awaitable[None] | None:
             chunk = answer.chunk(job, event, delta, generation)
@@ -271,10 +307,14 @@ class GenerationEndpoint(ABC):
         await stream.start()
         self.state.keeper.add(stream)
         try:
+            if opening := answer.opening(generation):
+                await stream.put(opening)
             await generation.run(receive, write)
-            await stream.finish(answer.usage_chunk(generation) if answer.plan.include_usage else b"")
+            # A client that has left gets nothing more, and an answer that was cut off for that is not kept.
+            last = b"" if generation.client_is_gone else answer.closing(generation)
+            await stream.finish(last + answer.stream_end)
         except Exception as error:  # noqa: BLE001  # logged by as_api_error; the status line is out already
-            await stream.finish(error_event(as_api_error(error).body))
+            await stream.finish(answer.failure(as_api_error(error)) + answer.stream_end)
         finally:
             self.state.keeper.discard(stream)
 

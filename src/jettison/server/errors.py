@@ -1,4 +1,4 @@
-"""All errors as OpenAI's error body: ``{"error": {message, type, param, code}}``.
+"""All errors as OpenAI's error body, ``{"error": {message, type, param, code}}``; of ``/v1/messages`` as Anthropic's.
 
 Only this module decides the messages that clients see. Internals never leave the process: an unexpected exception
 becomes a generic message with a correlation id, which is logged with the traceback.
@@ -23,7 +23,7 @@ from jettison.errors import (
     TooLongError,
 )
 from jettison.server.json_out import encode
-from jettison.server.paths import left_out, prefix_hint
+from jettison.server.paths import is_messages_path, left_out, prefix_hint
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,18 @@ _ERROR_TYPES = {
     499: "cancelled",
     500: "server_error",
     503: "service_unavailable",
+}
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
 }
 
 
@@ -71,9 +83,27 @@ class ApiError(Exception):
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return encode({"error": error})
 
-    def response(self) -> Response:
-        """The HTTP answer."""
-        return Response(self.body, self.status, headers=self.headers, media_type="application/json")
+    @property
+    def anthropic_status(self) -> int:
+        """The status in Anthropic's API, which has one of its own for a server that is full."""
+        return 529 if self.code == "queue_full" else self.status
+
+    @property
+    def anthropic_body(self) -> bytes:
+        """The JSON document of Anthropic's API."""
+        kind = _ANTHROPIC_TYPES.get(
+            self.anthropic_status, "invalid_request_error" if self.status < 500 else "api_error")
+        # Agents look for these words, and make their history shorter.
+        front = "prompt is too long: " if self.code == "context_length_exceeded" else ""
+        return encode({"type": "error", "error": {"type": kind, "message": front + self.message}})
+
+    def response(self, path: str = "") -> Response:
+        """The HTTP answer, in the form of the API that has this path."""
+        is_anthropic = is_messages_path(path)
+        return Response(
+            self.anthropic_body if is_anthropic else self.body,
+            self.anthropic_status if is_anthropic else self.status,
+            headers=self.headers, media_type="application/json")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -129,4 +159,4 @@ async def handle_error(request: Request, error: Exception) -> Response:
         path = request.url.path[:200]
         hint = (left_out(path) or prefix_hint(path)) if error.status_code == 404 else ""
         error.detail = f"{what} {request.method} {path}.{hint}"
-    return as_api_error(error).response()
+    return as_api_error(error).response(request.url.path)

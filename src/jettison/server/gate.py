@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jettison.server.auth import ADMIN_PATHS
 from jettison.server.bodies import body_too_large, decoded_body, discard_body
 from jettison.server.errors import ApiError, as_api_error, bad_request
-from jettison.server.paths import has_controls, plain_path
+from jettison.server.paths import has_controls, is_messages_path, plain_path
 from jettison.server.state import ServerState
 
 UPLOAD_PATH = "/v1/files"
@@ -37,12 +37,15 @@ class Gate:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         request_id = _label(headers.get(b"x-request-id"))
         is_started = False
+        path = ""
 
         async def send_labelled(message: Message) -> None:
             nonlocal is_started
             if not is_started:
                 is_started = True
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                if is_messages_path(path):
+                    message["headers"].append((b"request-id", request_id))  # Anthropic's name for it
             await send(message)
 
         try:
@@ -50,6 +53,7 @@ class Gate:
             if has_controls(path):
                 raise bad_request("The path has a control character in it.", code="invalid_path")
             max_bytes = await self._check_size(path, headers, receive)
+            scope = self._with_key(path, scope, headers)
             self._check_key(path, headers.get(b"authorization"))
             receive = decoded_body(receive, scope["headers"], max_bytes)
             await self._app({**scope, "path": path, "root_path": ""}, receive, send_labelled)
@@ -57,7 +61,7 @@ class Gate:
             answer = as_api_error(error)  # logs what was not expected
             if is_started:
                 raise
-            await answer.response()(scope, receive, send_labelled)
+            await answer.response(path)(scope, receive, send_labelled)
 
     async def _check_size(self, path: str, headers: dict[bytes, bytes], receive: Receive) -> int:
         """Most bytes of the body. Raises ApiError 413 where its announced length is more."""
@@ -71,6 +75,19 @@ class Gate:
                 await discard_body(receive)
             raise body_too_large(max_bytes)
         return max_bytes
+
+    def _with_key(self, path: str, scope: Scope, headers: dict[bytes, bytes]) -> Scope:
+        """The request with the key of ``x-api-key``, where Anthropic's clients send it, as if it were sent in
+        ``authorization``: also in ``headers``. A key there that fits goes before."""
+        own, authorization = headers.get(b"x-api-key"), headers.get(b"authorization")
+        keys = self._state.keys
+        if own is None or keys.is_empty or path in ADMIN_PATHS or (
+            authorization is not None and keys.admits(path, authorization)
+        ):
+            return scope
+        headers[b"authorization"] = b"Bearer " + own
+        rest = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
+        return {**scope, "headers": [*rest, (b"authorization", headers[b"authorization"])]}
 
     def _check_key(self, path: str, authorization: bytes | None) -> None:
         """Raises ApiError 401, 403."""

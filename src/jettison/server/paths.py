@@ -6,15 +6,16 @@ import re
 
 _SLASHES = re.compile("//+")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
-_WITHOUT_PREFIX = re.compile(r"/(chat/completions|completions|models|files|batches)(/|$)")
+_WITHOUT_PREFIX = re.compile(r"/(chat/completions|completions|responses|messages|models|files|batches)(/|$)")
 """Paths of the API as written by a client with a base URL that lacks ``/v1``."""
+
+_MESSAGES = re.compile(r"(/v1)?/messages(/|$)")
 
 _LEFT_OUT = {
     "embeddings": "Embeddings are not served here",
     "rerank|score|classify|pooling|moderations": "Scores and classes of texts are not served here",
     "(un)?load_lora_adapter": "Adapters (LoRA) are not served here",
     "images/[a-z]+|audio/[a-z]+|videos": "Images, sound and video are not served here",
-    "responses|messages": "This API is not served here",
 }
 """Ends of paths that servers of its kind may have, and what each asks for."""
 
@@ -37,6 +38,11 @@ def plain_path(path: str, root_path: str = "") -> str:
     if root_path and (path == root_path or path.startswith(root_path + "/")):
         path = path[len(root_path) :]
     return path.rstrip("/") or "/"
+
+
+def is_messages_path(path: str) -> bool:
+    """Whether a path belongs to Anthropic's API."""
+    return _MESSAGES.match(path) is not None
 
 
 def has_controls(path: str) -> bool:

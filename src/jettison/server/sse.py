@@ -42,10 +42,12 @@ class EventStream:
     token's chunk. These layers do nothing between an answer's first and last piece.
     """
 
-    __slots__ = ("_num_sending", "_send", "_write_now", "is_open", "last_s", "sending_since_s")
+    __slots__ = ("_comment", "_num_sending", "_send", "_write_now", "is_open", "last_s", "sending_since_s")
 
-    def __init__(self, send: Send, write_now: WriteNow | None = None) -> None:
+    def __init__(self, send: Send, write_now: WriteNow | None = None, comment: bytes = COMMENT) -> None:
+        """``comment``: what is sent where the stream would be silent for long."""
         self._send = send
+        self._comment = comment
         self._write_now = write_now
         self.is_open = False
         self.last_s = 0.0
@@ -65,17 +67,21 @@ class EventStream:
         if self._write_now is not None and not self._num_sending and self._write_now(events):
             self.last_s = time.monotonic()
             return None
-        return self._put(events, more=True)
+        return self.put(events)
+
+    async def put(self, events: bytes) -> None:
+        """Write whole, terminated events through all layers."""
+        await self._put(events, more=True)
 
     async def comment(self) -> None:
         """Send a comment for proxies, unless the stream has ended or is sending by now."""
         if self.is_open and self.sending_since_s is None:
-            await self._put(COMMENT, more=True)
+            await self._put(self._comment, more=True)
 
     async def finish(self, events: bytes = b"") -> None:
-        """The last events, and ``[DONE]``."""
+        """The last events."""
         self.is_open = False
-        await self._put(events + DONE, more=False)
+        await self._put(events, more=False)
 
     async def _put(self, events: bytes, *, more: bool) -> None:
         self.sending_since_s = self.last_s = time.monotonic()

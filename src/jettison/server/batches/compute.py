@@ -14,7 +14,7 @@ from jettison.live.engine.api import TokenEvent
 from jettison.server.batches.lines import Line
 from jettison.server.batches.records import BatchError, Result, error_line, new_id, output_line
 from jettison.server.choice import Delta
-from jettison.server.endpoint import Answer, GenerationEndpoint
+from jettison.server.endpoint import GenerationEndpoint, WireAnswer
 from jettison.server.errors import ApiError, as_api_error
 from jettison.server.generation import Generation, Job
 from jettison.server.json_out import encode
@@ -32,7 +32,7 @@ AGAIN_S = 1.0
 class Prepared:
     """A line ready to be submitted."""
 
-    def __init__(self, plan: GenerationPlan, prompts: list[Prompt], answer: Answer) -> None:
+    def __init__(self, plan: GenerationPlan, prompts: list[Prompt], answer: WireAnswer) -> None:
         self.plan, self.prompts, self.answer = plan, prompts, answer
 
     @property
@@ -114,7 +114,7 @@ class Computer:
         self._note_answer(generation.num_output_tokens)
         return Result(number, False, self._output(line, prepared.answer, generation))
 
-    def _output(self, line: Line, answer: Answer, generation: Generation) -> bytes:
+    def _output(self, line: Line, answer: WireAnswer, generation: Generation) -> bytes:
         return output_line(line.custom_id, new_id("req_"), encode(answer.document(generation)))
 
 

@@ -1,0 +1,166 @@
+"""A request of ``/v1/responses`` as the chat that it asks for. Pure.
+
+Items become messages: thoughts, text and calls that follow one another are one message of an assistant's. Raises
+ApiError 400 with the path of a bad value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jettison.server.doors.response_tables import SAMPLED, ResponseFields
+from jettison.server.doors.wire import checked_object, checked_text, kind_of, unsupported, wrong_type
+from jettison.server.errors import bad_request
+
+Chat = dict[str, Any]
+Item = dict[str, Any]
+
+RENAMED = {
+    "max_completion_tokens": "max_output_tokens", "response_format.json_schema": "text.format",
+    "response_format": "text.format", "reasoning_effort": "reasoning.effort", "].function": "]",
+    "tool_choice.function": "tool_choice", "messages": "input",
+}
+"""Fields of the chat, as the request calls them."""
+MAX_ITEMS = 4096
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+_NO_MEDIA = "only text is read here"
+_INCLUDABLE_LOGPROBS = "message.output_text.logprobs"
+
+
+def items_of(raw: object) -> list[Item]:
+    """The input as items, each an object, unchecked inside."""
+    if raw is None:
+        raise bad_request("input is missing.", "input", "missing_required_parameter")
+    if isinstance(raw, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": raw}]}]
+    if not isinstance(raw, list):
+        raise wrong_type("input", "a string or a list of items")
+    return [checked_object(item, f"input[{at}]") for at, item in enumerate(raw)]
+
+
+def chat_of(fields: ResponseFields, document: dict[str, Any], before: list[Item], items: list[Item]) -> Chat:
+    """The body of the chat. ``before``: the items of the previous responses, in order."""
+    if _INCLUDABLE_LOGPROBS in (fields.include or ()):
+        raise unsupported("include", _INCLUDABLE_LOGPROBS, "logprobs are told by /v1/chat/completions")
+    if len(before) + len(items) > MAX_ITEMS:
+        raise bad_request(f"input may have at most {MAX_ITEMS} items, those of previous responses counted.", "input")
+    messages = [*([{"role": "system", "content": fields.instructions}] if fields.instructions else []),
+                *messages_of(before, "previous_response_id"), *messages_of(items, "input")]  # fmt: skip
+    if not messages:
+        raise bad_request("input must not be empty.", "input")
+    chat: Chat = {name: document[name] for name in SAMPLED if name in document}
+    chat |= {
+        "messages": messages, "max_completion_tokens": fields.max_output_tokens, "tools": _tools(fields.tools),
+        "tool_choice": _choice(fields.tool_choice), "response_format": _format(fields),
+        "reasoning_effort": None if fields.reasoning is None else fields.reasoning.effort}
+    return {name: value for name, value in chat.items() if value is not None}
+
+
+def messages_of(items: list[Item], name: str) -> list[Chat]:
+    """The items as messages. ``name``: of the list, for errors."""
+    made: list[Chat] = []
+    for at, item in enumerate(items):
+        path = f"{name}[{at}]"
+        kind = kind_of(item, path, "message")
+        if kind == "message":
+            _message(made, item, path)
+        elif kind == "reasoning":
+            thoughts = _thoughts(item, path)
+            if thoughts:
+                _assistant(made, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thoughts
+        elif kind == "function_call":
+            _assistant(made).setdefault("tool_calls", []).append(_call(item, path))
+        elif kind == "function_call_output":
+            call_id = checked_text(item.get("call_id"), f"{path}.call_id")
+            text = _text(item.get("output"), f"{path}.output")
+            made.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        elif kind == "item_reference":
+            raise unsupported(f"{path}.type", kind, "send the item itself, or previous_response_id")
+        else:
+            raise unsupported(f"{path}.type", kind, "an item is a message, reasoning, or a function's call or output")
+    return made
+
+
+def _assistant(made: list[Chat], *unless: str) -> Chat:
+    """The assistant's message that the next item belongs to: the last one, unless it has one of these fields."""
+    if not made or made[-1]["role"] != "assistant" or any(name in made[-1] for name in unless):
+        made.append({"role": "assistant"})
+    return made[-1]
+
+
+def _message(made: list[Chat], item: Item, path: str) -> None:
+    role = item.get("role")
+    if role not in _ROLES:
+        raise bad_request(f"{path}.role must be one of {', '.join(_ROLES)}.", f"{path}.role")
+    text = _text(item.get("content"), f"{path}.content")
+    if role == "assistant":
+        _assistant(made, "content", "tool_calls")["content"] = text
+    else:
+        made.append({"role": role, "content": text})
+
+
+def _text(content: object, path: str) -> str:
+    """A text, or those of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise wrong_type(path, "a string or a list of text parts")
+    texts = []
+    for at, part in enumerate(content):
+        where = f"{path}[{at}]"
+        part = checked_object(part, where)
+        kind = kind_of(part, where)
+        if kind not in _TEXTS:
+            raise unsupported(f"{where}.type", kind, _NO_MEDIA)
+        texts.append(checked_text(part.get("refusal" if kind == "refusal" else "text"), f"{where}.text"))
+    return "\n".join(texts)
+
+
+def _thoughts(item: Item, path: str) -> str:
+    """Thoughts, or their summary; empty where they are encrypted only."""
+    for name in ("content", "summary"):
+        if item.get(name):
+            return _text(item[name], f"{path}.{name}")
+    return ""
+
+
+def _call(item: Item, path: str) -> Chat:
+    texts = {name: checked_text(item.get(name), f"{path}.{name}") for name in ("call_id", "name", "arguments")}
+    return {
+        "id": texts["call_id"], "type": "function",
+        "function": {"name": texts["name"], "arguments": texts["arguments"]}}
+
+
+def _tools(tools: list[Item] | None) -> list[Chat] | None:
+    made = []
+    for at, tool in enumerate(tools or ()):
+        path = f"tools[{at}]"
+        kind = kind_of(tool, path, "function")
+        if kind == "web_search" and tool.get("external_web_access") is False:
+            continue  # it reaches nothing, and Codex sends it with every request
+        if kind != "function":
+            raise unsupported(
+                f"{path}.type", kind, "the server has no tools of its own, and calls functions only (in Codex: "
+                'web_search = "disabled")' if kind == "web_search" else
+                "the server has no tools of its own, and calls functions only")
+        function = {name: tool.get(name) for name in ("name", "description", "parameters", "strict")}
+        made.append({"type": "function", "function": {
+            name: value for name, value in function.items() if value is not None}})
+    return made or None
+
+
+def _choice(choice: object) -> object:
+    if not isinstance(choice, dict):
+        return choice
+    kind = kind_of(choice, "tool_choice")
+    if kind != "function":
+        raise unsupported("tool_choice.type", kind, "it is none, auto, required, or a function by name")
+    return {"type": "function", "function": {"name": checked_text(choice.get("name"), "tool_choice.name")}}
+
+
+def _format(fields: ResponseFields) -> Chat | None:
+    form = None if fields.text is None else fields.text.format
+    if form is None or form.get("type") != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {name: value for name, value in form.items() if name != "type"}}

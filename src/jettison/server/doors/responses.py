@@ -1,0 +1,165 @@
+"""``/v1/responses``: OpenAI's Responses API. Made as a chat, kept in a bounded store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from jettison.server.chat import ChatEndpoint
+from jettison.server.doors.response_answer import Keep, ResponseAnswer
+from jettison.server.doors.response_input import RENAMED, chat_of, items_of
+from jettison.server.doors.response_store import ResponseStore, StoredResponse
+from jettison.server.doors.response_tables import RESPONSES, ResponseFields
+from jettison.server.doors.wire import raw, renamed, wrong_type
+from jettison.server.endpoint import WireAnswer
+from jettison.server.errors import ApiError, bad_request
+from jettison.server.fields import parse_fields, refusal
+from jettison.server.json_out import encode
+from jettison.server.prompts import Prompt
+from jettison.server.sampling import MAX_METADATA, GenerationPlan
+from jettison.server.state import ServerState
+
+Items = list[dict[str, Any]]
+
+
+class ResponsesEndpoint(ChatEndpoint):
+    """Items in, a response out, by way of a chat."""
+
+    prompt_field = "input"
+
+    def __init__(self, state: ServerState) -> None:
+        super().__init__(state)
+        self.store = ResponseStore()
+
+    async def prepare_for(
+        self, tenant: str, document: dict[str, Any]
+    ) -> tuple[GenerationPlan, list[Prompt], WireAnswer]:
+        """See ``GenerationEndpoint``."""
+        fields = parse_fields(document, ResponseFields, self.state.warnings)
+        _check_metadata(fields.metadata)
+        before = self._before(tenant, fields.previous_response_id)
+        items = items_of(fields.input)
+        try:
+            plan, prompts, _ = await self.prepare(chat_of(fields, document, before, items))
+        except ApiError as error:
+            raise renamed(error, RENAMED) from error
+        if plan.num_samples > 1:
+            raise refusal(RESPONSES, "n")
+        if plan.length_field is not None:
+            plan = replace(plan, length_field="max_output_tokens")
+        model = self.state.check_model(fields.model)
+        keep = None if fields.store is False else self._keep(tenant, bytes(raw(before + items, "input")))
+        return plan, prompts, ResponseAnswer(plan, model, _asked(fields, plan), keep)
+
+    def _before(self, tenant: str, response_id: str | None) -> Items:
+        """The items of the responses before this one, and what they said."""
+        if response_id is None:
+            return []
+        stored = self._stored(tenant, response_id, "previous_response_id")
+        try:
+            return stored.read_all()
+        except RecursionError:
+            name = "previous_response_id"
+            raise bad_request(f"{name}: its items are nested too deeply.", name) from None
+
+    def _stored(self, tenant: str, response_id: str, param: str | None = None) -> StoredResponse:
+        stored = self.store.get(tenant, response_id)
+        if stored is None:
+            message = f"Response with id {response_id[:80]!r} not found: it is another key's, deleted, or kept no more."
+            code = "response_not_found" if param is None else "previous_response_not_found"
+            raise ApiError(404, message, param=param, code=code)
+        return stored
+
+    def _keep(self, tenant: str, items: bytes) -> Keep:
+        def keep(response: dict[str, Any]) -> None:
+            kept = StoredResponse(encode(response), items, encode(response["output"]))
+            self.store.put(tenant, response["id"], kept)
+
+        return keep
+
+    def _tenant(self, request: Request) -> str:
+        return self.state.keys.tenant(dict(request.scope["headers"]).get(b"authorization"))
+
+    async def get(self, request: Request) -> Response:
+        """A response that is kept."""
+        if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
+            raise bad_request("stream: a finished response is told whole.", "stream", "unsupported_parameter")
+        stored = self._stored(self._tenant(request), request.path_params["response_id"])
+        return Response(stored.document, media_type="application/json")
+
+    async def input_items(self, request: Request) -> Response:
+        """What went into a response, the newest first unless ``order=asc``."""
+        stored = self._stored(self._tenant(request), request.path_params["response_id"])
+        data = [{"id": f"item_{at}", "type": "message"} | item for at, item in enumerate(stored.read_input())]
+        if request.query_params.get("order") != "asc":
+            data.reverse()
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+        return _json({"object": "list", "data": data, "has_more": False, **ends})
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a response; those that went on from it stay."""
+        response_id, tenant = request.path_params["response_id"], self._tenant(request)
+        self._stored(tenant, response_id)
+        self.store.delete(tenant, response_id)
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request) -> Response:
+        """Always refused: only responses in the background could be cancelled."""
+        self._stored(self._tenant(request), request.path_params["response_id"])
+        raise refusal(RESPONSES, "background")
+
+    def routes(self) -> list[Route]:
+        """All of them, with their paths."""
+        one = "/v1/responses/{response_id}"
+        return [
+            Route("/v1/responses", self, methods=["POST"]),
+            Route(one, self.get, methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(f"{one}/input_items", self.input_items, methods=["GET"]),
+            Route(f"{one}/cancel", self.cancel, methods=["POST"]),
+        ]
+
+
+def _json(document: dict[str, Any]) -> Response:
+    return Response(encode(document), media_type="application/json")
+
+
+def _check_metadata(metadata: dict[str, Any] | None) -> None:
+    if metadata is None:
+        return
+    if len(metadata) > MAX_METADATA:
+        raise bad_request(f"metadata may have at most {MAX_METADATA} entries.", "metadata")
+    for name, value in metadata.items():
+        if not isinstance(value, str):
+            raise wrong_type(f"metadata.{name[:64]}", "a string")
+
+
+def _asked(fields: ResponseFields, plan: GenerationPlan) -> dict[str, Any]:
+    """What a response tells of its request."""
+    reasoning, text = fields.reasoning, fields.text
+    form = {"type": "text"} if text is None or text.format is None else text.format
+    return {
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "max_tool_calls": fields.max_tool_calls,
+        "metadata": fields.metadata or {},
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "previous_response_id": fields.previous_response_id,
+        "prompt_cache_key": fields.prompt_cache_key,
+        "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
+        "safety_identifier": fields.safety_identifier,
+        "service_tier": plan.service_tier or "default",
+        "store": fields.store is not False,
+        "temperature": plan.params.temperature,
+        "text": {"format": raw(form, "text.format")},
+        "tool_choice": "auto" if fields.tool_choice is None else raw(fields.tool_choice, "tool_choice"),
+        "tools": raw(fields.tools or [], "tools"),
+        "top_logprobs": 0,
+        "top_p": plan.params.top_p,
+        "truncation": "disabled",
+        "user": fields.user,
+    }

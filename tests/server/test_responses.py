@@ -1,0 +1,300 @@
+"""OpenAI's Responses API: the SDK, the order of events, what is kept and for whom, and what Codex sends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import openai
+import pydantic
+import pytest
+from calls_written import hermes
+from fake_engine import FakeEngine, bytes_of
+from served import EOS, eventually
+from test_tools import OSLO, TWO, WEATHER, says, template
+
+from jettison.server.doors.response_store import ResponseStore, StoredResponse
+
+PATH = "/v1/responses"
+FLAT = [{"type": "function", **WEATHER["function"], "strict": False}, {"type": "function", "name": "now"}]
+
+
+async def events_of(served, **fields):
+    """The events of a stream, each checked for its number and name."""
+    answer = await served.post(PATH, {"model": "fake", "stream": True} | fields)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = []
+    for block in answer.text.split("\n\n"):
+        if not block or block.startswith(":"):
+            continue
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}" and event["sequence_number"] == len(events)
+        events.append(event)
+    return events
+
+
+def told(items):
+    """Items without what is new each time."""
+    return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in items]
+
+
+async def test_a_text_in_and_a_text_out(serve):
+    async with serve(FakeEngine(bytes_of("grüße"))) as served:
+        answer = await served.openai().responses.create(
+            model="fake", input="hi", instructions="Be kind.", max_output_tokens=14, temperature=0.5, top_p=0.9,
+            metadata={"a": "b"}, user="me", service_tier="auto", text={"verbosity": "low"}, reasoning={"effort": "low"},
+            truncation="auto", include=["reasoning.encrypted_content"])  # fmt: skip
+        prompt = bytes(served.state.engine.accepted[-1].prompt_token_ids[1:]).decode()
+    assert prompt == "system: Be kind.\nuser: hi\nassistant: "
+    assert answer.output_text == "grüßegrüße" and answer.id.startswith("resp_")
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (answer.temperature, answer.top_p, answer.max_output_tokens) == (0.5, 0.9, 14)
+    assert (answer.metadata, answer.instructions, answer.user, answer.store) == ({"a": "b"}, "Be kind.", "me", True)
+    usage = answer.usage
+    assert (usage.input_tokens, usage.output_tokens) == (1 + len(prompt), 14)
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    assert (usage.input_tokens_details.cached_tokens, usage.output_tokens_details.reasoning_tokens) == (2, 0)
+
+
+async def test_a_stream_has_the_full_order_of_events(serve):
+    async with serve(says("ab")) as served:
+        events = await events_of(served, input="hi")
+        whole = (await served.post(PATH, {"model": "fake", "input": "hi"})).json()
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
+        "output_text.done", "content_part.done", "output_item.done", "completed"]  # fmt: skip
+    assert events[0]["response"]["status"] == "in_progress" and events[0]["response"]["output"] == []
+    last = events[-1]["response"]
+    assert told(last["output"]) == told(whole["output"]) == told([events[-2]["item"]])
+    assert last["usage"] == whole["usage"] and last["status"] == "completed"
+    ids = {event.get("item_id", event.get("item", {}).get("id")) for event in events[2:-1]}
+    assert ids == {last["output"][0]["id"]}
+    assert last.keys() == whole.keys()
+
+
+async def test_thoughts_text_and_calls_are_items_streamed_as_whole(serve, tokenizer_of):
+    said = "<think>\nHm, rain?\n</think>\n\nI look.\n" + hermes(TWO)
+    async with serve(says(said), tokenizer=tokenizer_of(template("qwen3"))) as served:
+        ask = {"input": "Weather?", "tools": FLAT, "reasoning": {"effort": "high", "summary": "auto"}}
+        events = await events_of(served, **ask)
+        whole = (await served.post(PATH, {"model": "fake"} | ask)).json()
+        async with served.openai().responses.stream(model="fake", **ask) as stream:
+            async for _ in stream:
+                pass
+            final = await stream.get_final_response()
+    items = whole["output"]
+    assert [item["type"] for item in items] == ["reasoning", "message", "function_call", "function_call"]
+    assert items[0]["content"] == [{"type": "reasoning_text", "text": "Hm, rain?"}] and items[0]["summary"] == []
+    assert [(item["name"], json.loads(item["arguments"])) for item in items[2:]] == TWO
+    assert told(events[-1]["response"]["output"]) == told(items)
+    assert told([event["item"] for event in events if event["type"] == "response.output_item.done"]) == told(items)
+    for kind, of in (("output_text", 1), ("reasoning_text", 0), ("function_call_arguments", 2)):
+        pieces = [e["delta"] for e in events if e["type"] == f"response.{kind}.delta" and e["output_index"] == of]
+        (done,) = [e for e in events if e["type"] == f"response.{kind}.done" and e["output_index"] == of]
+        assert "".join(pieces) == done.get("text", done.get("arguments")) and pieces
+    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    assert [item.type for item in final.output] == [item["type"] for item in items]
+    assert final.output[2].arguments == items[2]["arguments"]
+
+
+async def test_an_agent_of_the_sdk_comes_to_its_end(serve, tokenizer_of):
+    """By the whole history, and by the id of the response before."""
+    turns = ["<think>Hm</think>" + hermes([OSLO]), hermes(TWO), "It rains."]
+    prompts = []
+    for by_id in (False, True):
+        async with serve(says(*turns), tokenizer=tokenizer_of(template("qwen3"))) as served:
+            client, history, new, last = served.openai(), [], [{"role": "user", "content": "Weather?"}], None
+            for _ in range(5):
+                history += new
+                answer = await client.responses.create(
+                    model="fake", tools=FLAT, input=new if by_id else history, previous_response_id=last,
+                    store=by_id)  # fmt: skip
+                last = answer.id if by_id else None
+                history += [item.model_dump(exclude_none=True) for item in answer.output]
+                calls = [item for item in answer.output if item.type == "function_call"]
+                new = [{"type": "function_call_output", "call_id": c.call_id, "output": "rain"} for c in calls]
+                if not calls:
+                    break
+            assert answer.output_text == "It rains."
+            prompts.append([bytes(t for t in r.prompt_token_ids if t < 256) for r in served.state.engine.accepted])
+    assert prompts[0] == prompts[1] and prompts[0][-1].count(b"<tool_response>") == 3
+
+
+async def test_structured_output_is_parsed_into_a_model(serve):
+    class Place(pydantic.BaseModel):
+        city: str
+        floors: int
+
+    async with serve(says('{"city": "Oslo", "floors": 3}')) as served:
+        answer = await served.openai().responses.parse(model="fake", input="hi", text_format=Place)
+        assert answer.output_parsed == Place(city="Oslo", floors=3)
+        assert "floors" in str(served.state.engine.accepted[-1].params.grammar)
+        await served.openai().responses.create(model="fake", input="hi", text={"format": {"type": "json_object"}})
+        assert served.state.engine.accepted[-1].params.grammar is not None
+        bad = await served.post(PATH, {"input": "hi", "text": {"format": {"type": "json_schema", "schema": 3}}})
+        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "text.format.schema")
+
+
+async def test_what_is_kept_is_its_keys_own(serve):
+    async with serve(says("Yes."), api_keys=("one", "two")) as served:
+        one, two = served.openai(api_key="one"), served.openai(api_key="two")
+        first = await one.responses.create(model="fake", input="first")
+        assert (await one.responses.retrieve(first.id)).output_text == "Yes."
+        items = await one.responses.input_items.list(first.id)
+        assert items.data[0].content[0].text == "first"
+        unkept = await one.responses.create(model="fake", input="x", store=False)
+        for client, lost in ((two, first.id), (one, unkept.id), (one, "resp_0"), (one, "../x")):
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(lost)
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.delete(lost)
+            with pytest.raises(openai.NotFoundError, match="not found"):
+                await client.responses.create(model="fake", input="x", previous_response_id=lost)
+        assert (await served.http.get(f"{served.url}{PATH}/{first.id}")).status_code == 401
+        second = await one.responses.create(model="fake", input="second", previous_response_id=first.id)
+        prompt = bytes(served.state.engine.accepted[-1].prompt_token_ids[1:]).decode()
+        assert prompt == "user: first\nassistant: Yes.\nuser: second\nassistant: "
+        with pytest.raises(openai.BadRequestError, match="'background' is not supported"):
+            await one.responses.cancel(second.id)
+        await one.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            await one.responses.retrieve(first.id)
+        third = await one.responses.create(model="fake", input="third", previous_response_id=second.id)
+        assert b"user: first" in bytes(served.state.engine.accepted[-1].prompt_token_ids[1:])
+        assert third.previous_response_id == second.id
+
+
+def test_the_store_is_bounded_in_count_and_bytes_by_tenant_and_in_all():
+    store = ResponseStore(max_count=3, max_bytes=100, max_total_bytes=150)
+    for at in range(5):
+        store.put("a", f"a{at}", StoredResponse(b"x" * 10, b"", b""))
+    assert [store.get("a", f"a{at}") is not None for at in range(5)] == [False, False, True, True, True]
+    store.put("a", "big", StoredResponse(b"x" * 80, b"y", b""))
+    assert store.get("a", "a4") is not None and store.get("a", "a3") is None and store.num_bytes == 91
+    store.put("a", "bigger", StoredResponse(b"x" * 101, b"", b""))
+    assert store.get("a", "bigger") is None and store.num_bytes == 91
+    store.put("b", "b0", StoredResponse(b"x" * 59, b"", b""))
+    assert store.num_bytes == 150 and store.get("b", "a4") is None
+    store.put("b", "b1", StoredResponse(b"x" * 30, b"", b""))  # the tenant with most loses what is oldest
+    assert store.get("a", "a4") is None and store.get("a", "big") is not None
+    assert store.get("b", "b0") is None and store.num_bytes == 111
+    assert store.delete("b", "b1") and not store.delete("b", "b1") and not store.delete("a", "b1")
+    assert store.num_bytes == 81 and store.delete("a", "big") and store.num_bytes == 0
+
+
+REFUSED = [
+    ({"background": True}, "background"), ({"conversation": "conv_1"}, "conversation"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt"), ({"top_logprobs": 3}, "top_logprobs"), ({"n": 2}, "n"),
+    ({"max_tokens": 3}, "max_tokens"), ({"messages": []}, "messages"),
+    *(({"tools": [{"type": kind}]}, "tools[0].type") for kind in (
+        "web_search", "web_search_preview", "file_search", "computer_use_preview", "mcp", "code_interpreter",
+        "image_generation", "local_shell", "custom", "namespace")),
+    ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
+    ({"include": ["message.output_text.logprobs"]}, "include"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+    ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
+]
+WRONG = [
+    ({"input": None}, "input"), ({"input": []}, "input"), ({"input": 3}, "input"), ({"input": [3]}, "input[0]"),
+    ({"input": [{"role": "x", "content": ""}]}, "input[0].role"), ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"max_output_tokens": 10_000}, "max_output_tokens"), ({"temperature": 9}, "temperature"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"), ({"tool_choice": "required"}, "tool_choice"),
+    ({"reasoning": {"effort": "much"}}, "reasoning.effort"), ({"metadata": {"a": 1}}, "metadata.a"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+    ({"input": [{"type": "function_call", "name": "x", "arguments": "{}"}]}, "input[0].call_id"),
+    ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input[0].output"),
+]
+
+
+async def test_what_is_not_done_is_refused_by_name(app_client, app_engine):
+    for fields, param in REFUSED + WRONG:
+        answer = await app_client.post(PATH, json={"model": "fake", "input": "hi"} | fields)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, param), (fields, error)
+        assert (error["code"] == "unsupported_parameter") == ((fields, param) in REFUSED), error
+    answer = await app_client.post(PATH, json={"model": "other", "input": "hi"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert not app_engine.accepted
+
+
+async def test_limits_and_failures_are_those_of_chats(serve):
+    engine = FakeEngine(bytes_of("a"), delay_s=None)
+    async with serve(engine, api_keys=("one", "two"), max_active_reqs_per_key=1) as served:
+        client = served.openai(api_key="one")
+        running = asyncio.create_task(client.responses.create(model="fake", input="hi", max_output_tokens=5))
+        await eventually(lambda: engine.running)
+        with pytest.raises(openai.RateLimitError):
+            await client.responses.create(model="fake", input="hi")
+        running.cancel()
+        await eventually(lambda: not engine.running and served.state.admission.num_active == 0)
+        assert engine.cancelled
+    engine = FakeEngine(bytes_of("a"))
+    engine.fail_after = 2
+    async with serve(engine) as served:
+        events = await events_of(served, input="hi")
+        assert events[-1]["type"] == "response.failed"
+        failed = events[-1]["response"]
+        assert failed["status"] == "failed" and failed["error"]["code"] == "engine_error"
+        assert failed["output"][0]["content"][0]["text"] == "aa"
+        assert (await served.http.get(f"{served.url}{PATH}/{failed['id']}")).status_code == 404
+
+
+CODEX = {
+    "model": "fake", "instructions": "You are a coding agent running in a terminal. " * 40,
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "<permissions>ask"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "<environment_context>"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List the files."}]},
+    ],
+    "tools": [
+        {"type": "function", "name": "exec_command", "description": "Runs a command.", "strict": False, "parameters": {
+            "type": "object", "properties": {"cmd": {"type": "string"}, "yield_time_ms": {"type": "number"}},
+            "required": ["cmd"], "additionalProperties": False}},
+        {"type": "function", "name": "update_plan", "description": "Plans.", "strict": False, "parameters": {
+            "type": "object", "properties": {"plan": {"type": "array", "items": {"type": "object"}}}}},
+        {"type": "web_search", "external_web_access": False},
+    ],
+    "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False, "stream": True, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "0199-thread",
+    "text": {"verbosity": "medium"}, "client_metadata": {"x-codex-installation-id": "1"},
+}  # fmt: skip
+
+
+async def test_what_codex_sends_and_reads(serve, tokenizer_of):
+    """As its public source has it: the history whole in each request, items taken from ``output_item.done``, their
+    ``content`` and ``summary`` as it reads them, the end only from ``response.completed`` with whole counts."""
+    turns = ["<think>\nFiles.\n</think>\n\n" + hermes([("exec_command", {"cmd": "ls"})]), "Two files."]
+    async with serve(says(*turns), tokenizer=tokenizer_of(template("qwen3"))) as served:
+        history = list(CODEX["input"])
+        for turn in range(2):
+            events = await events_of(served, **CODEX | {"input": history})
+            assert events[0]["type"] == "response.created" and events[0]["response"]
+            items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+            for event in events:
+                assert not event["type"].endswith("delta") or isinstance(event["delta"], str)
+                assert event["type"] != "response.reasoning_text.delta" or event["content_index"] == 0
+            usage = events[-1]["response"]["usage"]
+            assert events[-1]["type"] == "response.completed"
+            assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+            assert usage["input_tokens_details"]["cached_tokens"] >= 0
+            if turn == 0:
+                assert [item["type"] for item in items] == ["reasoning", "function_call"]
+                assert isinstance(items[0]["summary"], list) and items[0]["content"][0]["type"] == "reasoning_text"
+                call = items[1]
+                assert (call["name"], json.loads(call["arguments"])) == ("exec_command", {"cmd": "ls"})
+                output = {"type": "function_call_output", "call_id": call["call_id"], "output": "a.txt\nb.txt"}
+                # It sends items back without their ids and states.
+                history += [{k: v for k, v in item.items() if k not in ("id", "status")} for item in items] + [output]
+        assert items[0]["content"][0]["text"] == "Two files." and items[0]["role"] == "assistant"
+        live = await served.post(PATH, CODEX | {"tools": [{"type": "web_search", "external_web_access": True}]})
+        assert live.status_code == 400 and "web_search = \"disabled\"" in live.json()["error"]["message"]
+
+
+async def test_the_end_token_is_no_text(serve):
+    async with serve(FakeEngine(lambda request: [*b"ok", EOS])) as served:
+        answer = await served.openai().responses.create(model="fake", input="hi")
+    assert (answer.output_text, answer.status, answer.usage.output_tokens) == ("ok", "completed", 3)
