@@ -117,7 +117,7 @@ class Drawing:
 
 def make(folder: Path, max_states: int = 4) -> tuple[Vocabulary, Grammars]:
     vocabulary = read_vocabulary(folder)
-    return vocabulary, Grammars(lambda: vocabulary, VOCAB_SIZE, max_states)
+    return vocabulary, Grammars(lambda: vocabulary, VOCAB_SIZE)
 
 
 def test_the_vocabulary_is_what_decoding_adds(folder: Path) -> None:
@@ -243,7 +243,7 @@ def test_what_is_not_ready_is_for_later_and_keeps_no_other_waiting(tmp_path: Pat
         may_go_on.wait(60)
         return vocabulary
 
-    grammars = Grammars(read, VOCAB_SIZE, 4)
+    grammars = Grammars(read, VOCAB_SIZE)
     drawing = Drawing(vocabulary, grammar_text("choice", '["yes"]', None, {}))
     for _ in range(3):
         row = drawing.row(anew=True)
@@ -260,7 +260,7 @@ def test_what_is_not_ready_is_for_later_and_keeps_no_other_waiting(tmp_path: Pat
 
 
 def test_rows_without_grammars_begin_nothing() -> None:
-    grammars = Grammars(lambda: Vocabulary([], frozenset()), VOCAB_SIZE, 1)
+    grammars = Grammars(lambda: Vocabulary([], frozenset()), VOCAB_SIZE)
     assert grammars.begin([SamplingRow(0, 0, 0, 0.0, 1.0, 0, 0.0)]) is None
 
 
@@ -271,7 +271,7 @@ def test_a_forced_text_has_the_models_own_tokens() -> None:
     for token, at in backend.get_vocab().items():
         tokens[at] = token.encode()
     vocabulary = Vocabulary(tokens, frozenset(range(256, 261)), lambda text: backend.encode(text).ids)
-    grammars = Grammars(lambda: vocabulary, VOCAB_SIZE, 2)
+    grammars = Grammars(lambda: vocabulary, VOCAB_SIZE)
     drawing = Drawing(vocabulary, grammar_text("choice", '["eat"]', None, {}))
     while not drawing.step(grammars):
         pass

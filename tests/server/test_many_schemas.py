@@ -81,7 +81,7 @@ def test_most_are_compiled_and_the_others_say_why(compiled: list[Compiled]) -> N
 
 
 def test_what_ends_is_valid_and_what_is_cut_goes_on(vocabulary: Vocabulary, compiled: list[Compiled]) -> None:
-    grammars = Grammars(lambda: vocabulary, VOCAB_SIZE, 2)
+    grammars = Grammars(lambda: vocabulary, VOCAB_SIZE)
     num_ended, wrong = 0, list[Any]()
     try:
         for at, (constraint, made) in enumerate(zip(CONSTRAINTS, compiled, strict=True)):

@@ -51,6 +51,11 @@ STACK_BYTES = 16 << 20
 LEAST_WAIT_S = 0.005
 """A step waits for masks at its end as long as it has computed until then, at least so long: running a row again costs
 a small model more than that in messages."""
+KEPT_STEPS = 256
+"""A state that no step has asked for in so many is given up: its request has ended, or waits elsewhere. The encoder
+sends the text again where it has sent nothing for half as many."""
+MAX_COMPILED_BYTES = 1 << 20
+"""Of grammars' texts that are kept compiled: many requests have the same one."""
 _NOT_YET = object()
 
 
@@ -114,16 +119,25 @@ class GrammarFailure(Exception):
     """A grammar went beyond its bounds, or allows nothing; its request alone fails."""
 
 
+def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+    """At its beginning; where it cannot be compiled, it says so itself (``is_error``)."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
+    return LLMatcher(tokenizer, text, log_level=0, limits=limits)
+
+
 class GrammarState:
     """One request's grammar and how far its output is in it."""
 
-    def __init__(self, tokenizer: LLTokenizer, row: GrammarRow) -> None:
-        """For an output of which nothing is known yet; ``advance`` tells of it."""
+    def __init__(self, tokenizer: LLTokenizer, row: GrammarRow, compiled: LLMatcher | None = None) -> None:
+        """For an output of which nothing is known yet; ``advance`` tells of it. ``compiled``: the grammar, for this
+        state alone; None: it is compiled when it is first asked for."""
         self.text = row.text
         self._tokenizer = tokenizer
         self._begins_after = row.begins_after
         self._end_token_ids = frozenset(row.end_token_ids)
-        self._matcher: LLMatcher | None = None
+        self._matcher = compiled
         self._tokens: list[int] = []
         self._has_begun = not row.begins_after
         self._has_ended = False
@@ -137,10 +151,7 @@ class GrammarState:
     def matcher(self) -> LLMatcher:
         """Compiled when it is first asked for. Raises GrammarFailure."""
         if self._matcher is None:
-            from llguidance import LLMatcher, LLParserLimits
-
-            limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
-            self._matcher = LLMatcher(self._tokenizer, self.text, log_level=0, limits=limits)
+            self._matcher = compile_grammar(self._tokenizer, self.text)
             self._check()
         return self._matcher
 
@@ -228,8 +239,7 @@ class Masks:
         self._parts.append(thread.submit(work, self._made))
 
     def await_state(self, row: int, built: Future[_Built]) -> None:
-        """The row's mask comes with its state."""
-        self._parts.append(built)
+        """The row's mask comes with its state: soon, or in a later step, as compiling may take seconds."""
         self._built[row] = built
 
     def applied(self, sampling: Sequence[SamplingRow], vocab_size: int) -> tuple[list[SamplingRow], dict[int, int]]:
@@ -237,6 +247,7 @@ class Masks:
         if self._lost is not None:
             raise self._lost
         wait(self._parts, max(LEAST_WAIT_S, time.perf_counter() - self._begin_s))
+        wait(self._built.values(), LEAST_WAIT_S)
         rows: list[SamplingRow] = []
         instead: dict[int, int] = {}
         for row in sampling:
@@ -259,7 +270,7 @@ class Masks:
         built = self._built.get(row)
         if built is None:
             return self._made.get(row, _NOT_YET)
-        return built.result().mask if built.done() else _NOT_YET
+        return built.result().mask if built.done() and not built.cancelled() else _NOT_YET
 
 
 def _both(allowed: bytes, mask: bytes, vocab_size: int) -> bytes:
@@ -277,6 +288,15 @@ class _Built(NamedTuple):
     mask: bytes | GrammarFailure | None
 
 
+class _Kept(NamedTuple):
+    """A request's state, which may be under way."""
+
+    text: str
+    built: Future[_Built]
+    step: int
+    """The last step that asked for it, by the count of ``Grammars``."""
+
+
 _Known = tuple[int, GrammarRow, GrammarState]
 """A row, and its state."""
 
@@ -287,13 +307,17 @@ class Grammars:
     Two threads, so that a grammar that is compiled, or a long output that is read again, keeps no other's mask waiting.
     """
 
-    def __init__(self, read: Callable[[], Vocabulary], vocab_size: int, max_states: int) -> None:
-        """``read``: the model's vocabulary; ``max_states``: the least lately used ones beyond these are given up."""
+    def __init__(self, read: Callable[[], Vocabulary], vocab_size: int) -> None:
+        """``read``: the model's vocabulary."""
         self._read = read
         self._vocab_size = vocab_size
-        self._max_states = max_states
         self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
-        self._states: OrderedDict[str, Future[_Built]] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, tuple[int, ...]], LLMatcher] = OrderedDict()
+        """Grammars at their beginnings, of which states are copies. Of the thread that makes states."""
+        self._num_compiled_bytes = 0
+        self._states: OrderedDict[str, _Kept] = OrderedDict()
+        """By request, the least lately asked for first."""
+        self._num_steps = 0
         self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
         """For masks, and for states."""
 
@@ -304,6 +328,7 @@ class Grammars:
             return None
         if self._threads is None:
             self._threads = _thread("masks"), _thread("grammars")
+        self._num_steps += 1
         masks, known = Masks(), list[_Known]()
         for row, grammar in asked:
             found = self._find(grammar)
@@ -315,8 +340,8 @@ class Grammars:
                 masks.await_state(row, found)
         if known:
             masks.await_masks(partial(_make, known), self._threads[0])
-        while len(self._states) > self._max_states:
-            self._states.popitem(last=False)
+        while self._states and next(iter(self._states.values())).step < self._num_steps - KEPT_STEPS:
+            self._states.popitem(last=False)[1].built.cancel()
         return masks
 
     def close(self) -> None:
@@ -328,27 +353,43 @@ class Grammars:
     def _find(self, row: GrammarRow) -> GrammarState | Future[_Built] | None:
         """The request's state, or that it is being made; None where it would have to be, and the row says too
         little."""
-        kept = self._states.get(row.request_id)
+        kept = self._states.pop(row.request_id, None)
+        if kept is not None and row.text in ("", kept.text):
+            found: GrammarState | Future[_Built] | None = kept.built  # a text that came again changes nothing
+            if kept.built.done() and (state := kept.built.result().state) is not None:
+                found = state if state.is_before(row.num_before, row.output_ids) else None
+            if found is not None:
+                self._states[row.request_id] = kept._replace(step=self._num_steps)
+                return found
         if kept is not None:
-            self._states.move_to_end(row.request_id)
-            if not kept.done() or (state := kept.result().state) is None:
-                if not row.text:
-                    return kept
-            elif (not row.text or row.text == state.text) and state.is_before(row.num_before, row.output_ids):
-                return state
+            kept.built.cancel()
         if not row.text or row.num_before or self._threads is None:
             return None
-        kept = self._states[row.request_id] = self._threads[1].submit(self._build, row)
-        return kept
+        built = self._threads[1].submit(self._build, row)
+        self._states[row.request_id] = _Kept(row.text, built, self._num_steps)
+        return built
 
     def _build(self, row: GrammarRow) -> _Built:
         """A new state, told of the whole output."""
         try:
             tokenizer = self._tokenizer(row.end_token_ids)
-            state = GrammarState(tokenizer, row)
+            state = GrammarState(tokenizer, row, self._copy(tokenizer, row))
             return _Built(state, state.mask_behind(row))
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this request only
             return _Built(None, _as_failure(error))
+
+    def _copy(self, tokenizer: LLTokenizer, row: GrammarRow) -> LLMatcher:
+        """The row's grammar at its beginning, compiled once for all requests that have it."""
+        key = row.text, row.end_token_ids
+        compiled = self._compiled.pop(key, None)
+        if compiled is None:
+            compiled = compile_grammar(tokenizer, row.text)
+            self._num_compiled_bytes += len(row.text)
+        self._compiled[key] = compiled
+        while self._num_compiled_bytes > MAX_COMPILED_BYTES:
+            (text, _), _ = self._compiled.popitem(last=False)
+            self._num_compiled_bytes -= len(text)
+        return compiled.deep_copy()
 
     def _tokenizer(self, end_token_ids: tuple[int, ...]) -> LLTokenizer:
         tokenizer = self._tokenizers.get(end_token_ids)

@@ -32,7 +32,7 @@ class DeviceMasks:
 
             byte_tokens = self._vocab_size if self._spec.load_format == RANDOM else None
             read = partial(read_vocabulary, self._spec.model_dir, byte_tokens)
-            self._grammars = Grammars(read, self._vocab_size, 2 * self._spec.max_num_seqs)
+            self._grammars = Grammars(read, self._vocab_size)
         return self._grammars.begin(sampling)
 
     def close(self) -> None:

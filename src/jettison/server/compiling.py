@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import os
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -20,11 +20,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
 from jettison.server.compile_process import Compiled, Job, Setting
-from jettison.server.errors import ApiError, bad_request
+from jettison.server.errors import ApiError, bad_request, retry_headers
 from jettison.server.structured import Constraint
 
 logger = logging.getLogger(__name__)
@@ -40,8 +41,15 @@ MAX_START_S = 30.0
 MAX_MEMORY_BYTES = 48 << 20
 """Beyond what a fresh child has; with what that has, under 64 MiB more than before."""
 MAX_CACHE_BYTES = 16 << 20
+MAX_WAITING = 256
+"""Constraints that wait for the child; another one is asked to come again."""
 _KEPT_BYTES = 256
 """What an entry of the cache takes beside its text."""
+
+
+_OWN_ENDS = (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, 0)
+"""What ends a child by its constraint: its time is up, or its memory or stack. (0: it has given up itself.) Any other
+signal came from outside."""
 
 
 class GrammarCompiler:
@@ -57,8 +65,9 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     async def compiled(self, constraint: Constraint) -> str:
-        """The grammar's text. Raises ApiError 400 that names the constraint's field and says why in one line."""
-        num_bytes = len(constraint.text.encode())
+        """The grammar's text. Raises ApiError 400 that names the constraint's field and says why in one line, and 503
+        where the compiling process cannot be had or asked now."""
+        num_bytes = len(constraint.text.encode()) + len((constraint.whitespace_pattern or "").encode())
         if num_bytes > MAX_TEXT_BYTES:
             raise _refused(constraint, f"it has {num_bytes} bytes, and may have {MAX_TEXT_BYTES}")
         key = _key(constraint)
@@ -73,19 +82,23 @@ class GrammarCompiler:
 
     async def _compile(self, key: bytes, constraint: Constraint) -> Compiled:
         """On a thread that waits for the child; requests with the same constraint wait for one compilation."""
-        under_way = self._under_way.get(key)
-        if under_way is not None:
-            return await asyncio.shield(under_way)
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="compiling")
-        loop = asyncio.get_running_loop()
-        made = self._under_way[key] = asyncio.ensure_future(loop.run_in_executor(self._thread, self._ask, constraint))
-        try:
-            found = await asyncio.shield(made)
-        finally:
-            self._under_way.pop(key, None)
-        self._keep(key, found)
-        return found
+        made = self._under_way.get(key)
+        if made is None:
+            if len(self._under_way) >= MAX_WAITING:
+                raise _not_now("Too many constraints wait to be compiled.")
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="compiling")
+            loop = asyncio.get_running_loop()
+            made = asyncio.ensure_future(loop.run_in_executor(self._thread, self._ask, constraint))
+            self._under_way[key] = made
+            made.add_done_callback(partial(self._end, key))
+        return await asyncio.shield(made)
+
+    def _end(self, key: bytes, made: asyncio.Future[Compiled]) -> None:
+        """Keep what has been found, also where the client that asked for it has gone."""
+        self._under_way.pop(key, None)
+        if not made.cancelled() and made.exception() is None:
+            self._keep(key, made.result())
 
     def _keep(self, key: bytes, found: Compiled) -> None:
         if key in self._cache:
@@ -97,29 +110,41 @@ class GrammarCompiler:
             self._num_cached_bytes -= _size(old)
 
     def _ask(self, constraint: Constraint) -> Compiled:
-        """Have the child compile. On the compiler's own thread."""
+        """Have the child compile. On the compiler's own thread. Raises ApiError 503 where it could not, for a reason
+        that may not be the constraint's."""
         with self._lock:
             if self._child is not None and self._child.has_ended:  # while it had nothing to do
                 self._child.close()
                 self._child = None
             if self._child is None:
-                self._child = _Child(self._special_tokens)
+                self._child = self._started()
             job = Job(kind=constraint.kind, text=constraint.text, white_space=constraint.whitespace_pattern)
             try:
                 return self._child.ask(job)
             except (OSError, TimeoutError, msgspec.DecodeError) as error:
+                by_itself = self._child.has_ended
+                ended_by = self._child.ended_by
                 self._child.close()
-                late = isinstance(error, TimeoutError) or self._child.ended_by == signal.SIGPROF
                 self._child = None
                 logger.warning("a %s constraint was given up: %s", constraint.kind, error)
-                bound = f"{MAX_COMPILE_S} s" if late else f"the {MAX_MEMORY_BYTES >> 20} MiB that there are for one"
+                if not by_itself or ended_by not in _OWN_ENDS:
+                    raise _not_now("The constraint could not be compiled now.") from None
+                is_late = ended_by == signal.SIGPROF
+                bound = f"{MAX_COMPILE_S} s" if is_late else f"the {MAX_MEMORY_BYTES >> 20} MiB that there are for one"
                 return Compiled(error=f"compiling it takes more than {bound}")
+
+    def _started(self) -> _Child:
+        try:
+            return _Child(self._special_tokens)
+        except (OSError, TimeoutError) as error:
+            logger.error("the compiling process cannot be started: %s", error)
+            raise _not_now("The constraint could not be compiled now.") from None
 
     def close(self) -> None:
         """End the child. Idempotent; a later constraint starts a new one."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            thread.shutdown()
+            thread.shutdown(cancel_futures=True)
         with self._lock:
             child, self._child = self._child, None
             if child is not None:
@@ -132,7 +157,7 @@ class _Child:
     def __init__(self, special_tokens: Mapping[str, int]) -> None:
         """Starts it, and waits until it has what it needs. Raises OSError, TimeoutError."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "jettison.server.compile_process"],
+            [sys.executable, "-P", "-m", "jettison.server.compile_process"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
         )  # fmt: skip
         setting = Setting(
@@ -169,7 +194,7 @@ class _Child:
         answer = b""
         while not answer.endswith(b"\n"):
             left_s = end_s - time.monotonic()
-            if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
+            if left_s <= 0 or not _can_be_read(process.stdout.fileno(), left_s):
                 raise TimeoutError(f"no answer in {most_s} s")
             piece = os.read(process.stdout.fileno(), 1 << 16)
             if not piece:
@@ -182,6 +207,17 @@ class _Child:
         self._process.kill()
         with self._process:
             pass
+
+
+def _can_be_read(descriptor: int, most_s: float) -> bool:
+    """Also where it is beyond the 1,024 that ``select`` knows."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(most_s))
+
+
+def _not_now(why: str) -> ApiError:
+    return ApiError(503, why, code="not_ready", headers=retry_headers(1000))
 
 
 def _key(constraint: Constraint) -> bytes:

@@ -157,7 +157,10 @@ def _json(param: str, schema: dict[str, Any] | str | bool | None, space: str | N
     if schema is None:
         return
     if is_closed:
-        schema = _closed(decode_json(schema, param) if isinstance(schema, str) else schema)
+        try:
+            schema = _closed(decode_json(schema, param) if isinstance(schema, str) else schema)
+        except RecursionError:
+            raise bad_request(f"{param} is nested too deep.", param, "invalid_grammar") from None
     yield Constraint("json", schema if isinstance(schema, str) else _dump(schema), param, space)
 
 
@@ -169,13 +172,24 @@ def decode_json(text: str, param: str) -> Any:
         raise bad_request(f"{param} is no JSON: {error}.", param) from None
 
 
+_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_WITH_SCHEMAS = (
+    "items", "prefixItems", "additionalItems", "contains", "anyOf", "oneOf", "allOf", "not", "if", "then", "else",
+)  # fmt: skip
+"""Keywords of JSON Schema: schemas by name, and a schema or a list of them."""
+
+
 def _closed(schema: Any) -> Any:
-    """The schema with ``additionalProperties: false`` wherever it names properties."""
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
+    """The schema with ``additionalProperties: false`` wherever it names properties. Values that are no schemas, such as
+    constants and defaults, stay as they are."""
     if not isinstance(schema, dict):
         return schema
-    made = {key: _closed(value) for key, value in schema.items()}
+    made = dict(schema)
+    for key, value in schema.items():
+        if key in _OF_SCHEMAS and isinstance(value, dict):
+            made[key] = {name: _closed(each) for name, each in value.items()}
+        elif key in _WITH_SCHEMAS:
+            made[key] = [_closed(each) for each in value] if isinstance(value, list) else _closed(value)
     if isinstance(made.get("properties"), dict) or made.get("type") == "object":
         made["additionalProperties"] = False
     return made

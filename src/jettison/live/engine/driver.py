@@ -17,7 +17,7 @@ from jettison.core.observing import RunObserver, group_gauges
 from jettison.live.engine.encoder import StepEncoder
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
-from jettison.types import FAILED_TOKEN_ID, SampledToken, WorkerId
+from jettison.types import SampledToken, WorkerId
 
 MAX_RECENT_DELAYS = 65_536
 
@@ -182,11 +182,13 @@ class CoreDriver:
 
     def _completed(self, completed: ports.StepCompleted) -> ports.StepCompleted:
         """With what came ahead of it, and without what was sampled though its request's wishes were not sent."""
+        if completed.kept_layers is not None:
+            self._encoder.forget_places()  # the last stage has not seen the rows that an earlier one has shed
         if parts := self._parts.pop(completed.step_id, []):
             completed = codec.with_parts(completed, parts)
-        for place in self._encoder.take_refused(completed.step_id):  # their requests fail, each alone
+        for place, token_id in self._encoder.take_refused(completed.step_id).items():
             if place < len(completed.tokens):  # else its row was shed, and is asked for once more
-                completed.tokens[place] = SampledToken(FAILED_TOKEN_ID)
+                completed.tokens[place] = SampledToken(token_id)
         return completed
 
     def _note_stage(self, event: m.StepDone | m.StageDone) -> None:

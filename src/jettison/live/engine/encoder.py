@@ -20,7 +20,7 @@ from jettison.core.ports import RunStep, StepRow
 from jettison.core.requests import RequestState
 from jettison.device.step import GrammarRow, PromptLogprobsRow, RemoteKV, SamplingRow, StepInput, pack_ints
 from jettison.memory.blocks import BlockLedger, BlockTable
-from jettison.types import Grammar, RequestId, SamplingParams, WorkerId
+from jettison.types import FAILED_TOKEN_ID, LATER_TOKEN_ID, Grammar, RequestId, SamplingParams, WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def _sampling_bytes(row: SamplingRow) -> int:
 
 def _grammar_bytes(grammar: GrammarRow) -> int:
     ids = len(grammar.begins_after) + len(grammar.end_token_ids)
-    return _ROW_BYTES + 4 * len(grammar.text) + len(grammar.output_ids) + 5 * ids
+    return _ROW_BYTES + len(grammar.text.encode()) + len(grammar.output_ids) + 5 * ids
 
 
 class _Slot:
@@ -171,18 +171,21 @@ class _GrammarPlaces:
     _OVERLAP = 8
     """Tokens that are sent again: a step that was given up before its last stage began has told that stage nothing."""
 
+    _KEPT_STEPS = 128
+    """Steps of all groups after which a worker may have given up what it was not asked for: half of its own bound."""
+
     def __init__(self, end_token_ids: tuple[int, ...]) -> None:
         self._end_token_ids = end_token_ids
-        self._at: dict[RequestId, tuple[WorkerId, int]] = {}
-        """The last worker that was sent it, and how many tokens of the output."""
+        self._at: dict[RequestId, tuple[WorkerId, int, int]] = {}
+        """The last worker that was sent it, how many tokens of the output, and in which step."""
 
-    def row(self, worker_id: WorkerId, state: RequestState, grammar: Grammar) -> GrammarRow:
+    def row(self, worker_id: WorkerId, step_id: int, state: RequestState, grammar: Grammar) -> GrammarRow:
         """What this worker needs to know."""
         num_known = len(state.output)
-        worker, num_sent = self._at.get(state.request_id, (None, 0))
-        is_known = worker == worker_id
+        worker, num_sent, last_step = self._at.get(state.request_id, (None, 0, 0))
+        is_known = worker == worker_id and step_id - last_step <= self._KEPT_STEPS
         num_before = max(0, min(num_sent, num_known) - self._OVERLAP) if is_known else 0
-        self._at[state.request_id] = worker_id, num_known
+        self._at[state.request_id] = worker_id, num_known, step_id
         return GrammarRow(
             state.request_id, "" if is_known else grammar.text, grammar.begins_after, num_before,
             pack_ints(state.output[num_before:]), self._end_token_ids,
@@ -208,8 +211,9 @@ class StepEncoder:
         self._seen: dict[RequestId, _SeenTokens] = {}
         """Of requests with penalties."""
         self._grammars = _GrammarPlaces(self._eos_token_ids)
-        self._refused: dict[int, list[int]] = {}
-        """Step -> which of its sampled rows (by place in ``sample_rows``) were not asked for."""
+        self._refused: dict[int, dict[int, int]] = {}
+        """Step -> which of its sampled rows (by place in ``sample_rows``) were not asked for, and what stands in place
+        of their tokens."""
 
     def forget(self, request_id: RequestId) -> None:
         """The request has ended."""
@@ -219,12 +223,13 @@ class StepEncoder:
         self._grammars.forget(request_id)
 
     def forget_places(self) -> None:
-        """A step has failed, or a worker is lost: what workers keep of grammars is not known any more."""
+        """A step has failed or shed rows, or a worker is lost: what workers keep of grammars is not known any more."""
         self._grammars.forget_places()
 
-    def take_refused(self, step_id: int) -> list[int]:
-        """The step is over: which of its tokens do not count, because their sampling rows were not sent."""
-        return self._refused.pop(step_id, []) if self._refused else []
+    def take_refused(self, step_id: int) -> dict[int, int]:
+        """The step is over: which of its tokens do not count, because their sampling rows were not sent, and what
+        stands in their places."""
+        return self._refused.pop(step_id, {}) if self._refused else {}
 
     def encode(self, step: RunStep) -> list[tuple[WorkerId, StepInput]]:
         """One input per stage, in pipeline order."""
@@ -281,7 +286,8 @@ class StepEncoder:
         return entries
 
     def _sampling_rows(self, step: RunStep) -> list[SamplingRow]:
-        """What fits, in service order; the requests of all others end with an error when the step comes back."""
+        """What fits, in service order. The requests of all others end with an error when the step comes back, but those
+        whose grammars had no room beside others': they are sampled in a later step."""
         kept: list[SamplingRow] = []
         num_bytes = 0
         sampled = [(i, row) for i, row in enumerate(step.rows) if row.samples]
@@ -291,12 +297,16 @@ class StepEncoder:
                 continue
             spec = self._sampling(i, row)
             if params.grammar is not None:
-                spec.grammar = self._grammars.row(step.stages[-1].worker_id, row.state, params.grammar)
+                spec.grammar = self._grammars.row(
+                    step.stages[-1].worker_id, step.step_id, row.state, params.grammar)
             size = _sampling_bytes(spec)
-            if num_bytes + size > MAX_SAMPLING_BYTES:
+            if num_bytes + size > MAX_SAMPLING_BYTES and params.grammar is not None and num_bytes:
+                self._grammars.forget(row.state.request_id)
+                self._refused.setdefault(step.step_id, {})[place] = LATER_TOKEN_ID
+            elif num_bytes + size > MAX_SAMPLING_BYTES:
                 logger.error("request %s: %d bytes for the sampler are more than step %d can carry",
                              row.state.request_id, size, step.step_id)
-                self._refused.setdefault(step.step_id, []).append(place)
+                self._refused.setdefault(step.step_id, {})[place] = FAILED_TOKEN_ID
             else:
                 num_bytes += size
                 kept.append(spec)
