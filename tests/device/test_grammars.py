@@ -11,9 +11,11 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from jettison.device.grammars import Grammars
+from jettison.device import grammars as grammars_module
+from jettison.device.grammars import KEPT_STEPS, Grammars
 from jettison.device.model.byte_tokenizer import byte_level_tokenizer, write_tokenizer
 from jettison.device.model.vocabulary import Vocabulary, read_vocabulary
 from jettison.device.step import GrammarRow, SamplingRow, pack_ints, token_mask
@@ -115,7 +117,7 @@ class Drawing:
         return b"".join(self.vocabulary.tokens[token] for token in self.output if token not in END).decode()
 
 
-def make(folder: Path, max_states: int = 4) -> tuple[Vocabulary, Grammars]:
+def make(folder: Path) -> tuple[Vocabulary, Grammars]:
     vocabulary = read_vocabulary(folder)
     return vocabulary, Grammars(lambda: vocabulary, VOCAB_SIZE)
 
@@ -168,7 +170,7 @@ def test_a_state_made_anew_allows_the_same(folder: Path) -> None:
 
 
 def test_what_is_not_kept_is_told(folder: Path) -> None:
-    vocabulary, grammars = make(folder, max_states=1)
+    vocabulary, grammars = make(folder)
     drawing = Drawing(vocabulary, grammar_text("regex", "[a-z]{9}", None, {}))
     for _ in range(3):
         drawing.step(grammars)
@@ -256,6 +258,63 @@ def test_what_is_not_ready_is_for_later_and_keeps_no_other_waiting(tmp_path: Pat
     while not drawing.step(grammars):
         pass
     assert drawing.said == "yes"
+    grammars.close()
+
+
+def request(name: str, text: str) -> SamplingRow:
+    grammar = GrammarRow(name, text, (), 0, b"", END)
+    return SamplingRow(0, 0, 0, 0.0, 1.0, 0, 0.0, grammar=grammar)
+
+
+def begun(grammars: Grammars, row: SamplingRow) -> dict[int, int]:
+    masks = grammars.begin([row])
+    assert masks is not None
+    return masks.applied([row], VOCAB_SIZE)[1]
+
+
+def test_a_text_that_comes_again_is_compiled_once_for_all_that_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    byte_level(tmp_path)
+    vocabulary, may_go_on, compiled = read_vocabulary(tmp_path), threading.Event(), []
+
+    def read() -> Vocabulary:
+        may_go_on.wait(60)
+        return vocabulary
+
+    def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+        compiled.append(text)
+        return made(tokenizer, text)
+
+    made = grammars_module.compile_grammar
+    monkeypatch.setattr(grammars_module, "compile_grammar", compile_grammar)
+    grammars, text = Grammars(read, VOCAB_SIZE), grammar_text("regex", "[a-z]{9}", None, {})
+    for _ in range(3):
+        for name in "abcd":
+            assert begun(grammars, request(name, text)) == {0: LATER_TOKEN_ID}
+    may_go_on.set()
+    for name in "abcd":
+        while begun(grammars, request(name, "")):
+            pass
+    assert compiled == [text]
+    grammars.close()
+
+
+def test_states_that_steps_ask_for_are_kept_and_no_others(folder: Path) -> None:
+    """However many take turns, as in a pipeline; those of requests that have ended go."""
+    _, grammars = make(folder)
+    text = grammar_text("regex", "[a-z]{9}", None, {})
+    names = [str(at) for at in range(KEPT_STEPS // 2)]
+    for sent in (text, "", ""):
+        for name in names:
+            while begun(grammars, request(name, sent)):
+                pass
+    assert set(grammars._states) >= set(names)
+    for _ in range(KEPT_STEPS + 1):
+        begun(grammars, request("still there", text))
+    assert set(grammars._states) == {"still there"}
+    with pytest.raises(GrammarLostError):
+        begun(grammars, request(names[0], ""))
     grammars.close()
 
 

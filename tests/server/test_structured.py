@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 
 import pytest
@@ -191,6 +192,61 @@ async def test_a_child_that_has_ended_meanwhile_is_replaced():
         assert await compiler.compiled(Constraint("regex", "b")) == "start: /b/"
     finally:
         compiler.close()
+
+
+async def test_a_child_that_is_ended_from_outside_is_no_verdict(monkeypatch):
+    """Nor one that cannot be started: the client may come again."""
+    compiler, wanted = GrammarCompiler(SPECIAL), Constraint("regex", "a")
+    try:
+        await compiler.compiled(Constraint("regex", "b"))
+        with monkeypatch.context() as patch:
+            patch.setattr(compiler._child, "ask", lambda job: killed(compiler._child))
+            with pytest.raises(ApiError) as caught:
+                await compiler.compiled(wanted)
+        assert caught.value.status == 503 and "retry-after" in caught.value.headers
+        with monkeypatch.context() as patch:
+            patch.setattr(compiling.subprocess, "Popen", cannot_start)
+            with pytest.raises(ApiError) as caught:
+                await compiler.compiled(wanted)
+        assert caught.value.status == 503
+        assert await compiler.compiled(wanted) == "start: /a/"
+    finally:
+        compiler.close()
+
+
+def killed(child):
+    child._process.kill()
+    child._process.wait()
+    raise OSError("it has ended")
+
+
+def cannot_start(*_, **__):
+    raise OSError("no process")
+
+
+async def test_what_has_been_compiled_is_kept_though_its_client_has_gone():
+    compiler, wanted = GrammarCompiler(SPECIAL), Constraint("regex", "[ab]+")
+    try:
+        asked = asyncio.create_task(compiler.compiled(wanted))
+        await asyncio.sleep(0)
+        made = next(iter(compiler._under_way.values()))
+        asked.cancel()
+        await made
+        await asyncio.sleep(0)
+        assert not compiler._under_way and len(compiler._cache) == 1
+    finally:
+        compiler.close()
+
+
+async def test_a_child_may_have_a_descriptor_beyond_1024():
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    compiler = GrammarCompiler(SPECIAL)
+    try:
+        assert await compiler.compiled(Constraint("regex", "a")) == "start: /a/"
+    finally:
+        compiler.close()
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 async def test_the_loop_goes_on_while_a_grammar_is_compiled():

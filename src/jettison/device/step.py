@@ -72,8 +72,12 @@ def token_mask(data: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
 
 def token_words(data: bytes, vocab_size: int) -> npt.NDArray[np.int32]:
     """[ceil(vocab_size / 32)]: a bit for each token of a set, the lowest first. Raises as ``token_mask`` does."""
-    mask = token_mask(data, -(-vocab_size // 32) * 32)
-    return np.packbits(mask, bitorder="little").view(_WIRE_INT32)
+    num_bytes = -(-vocab_size // 32) * 4
+    if (bits := set_bits(data)) is None:
+        bits = np.packbits(token_mask(data, 8 * num_bytes), bitorder="little")
+    words = np.zeros(num_bytes, dtype=np.uint8)
+    words[: len(bits)] = bits[:num_bytes]
+    return words.view(_WIRE_INT32)
 
 
 def is_set_inside(data: bytes, vocab_size: int) -> bool:

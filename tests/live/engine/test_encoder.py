@@ -31,7 +31,7 @@ from jettison.live.engine.local_cluster import LocalCluster
 from jettison.live.wire.channel import MAX_MESSAGE_BYTES
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.stages import StagePlan
-from jettison.types import FinishReason, LayerRange, Request, SamplingParams
+from jettison.types import LATER_TOKEN_ID, FinishReason, Grammar, LayerRange, Request, SamplingParams
 
 TOKENS = st.lists(st.integers(0, 40), max_size=60)
 
@@ -115,7 +115,32 @@ def test_no_step_is_larger_than_it_may_be(requests: list[dict], limit: int) -> N
     assert sum(sizes) <= limit
     refused = encoder.take_refused(5)
     assert sorted([*refused, *(row.row for row in step.sampling)]) == list(range(len(states)))
-    assert encoder.take_refused(5) == []
+    assert encoder.take_refused(5) == {}
+
+
+def test_a_grammar_without_room_in_a_step_is_sent_with_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [state_of(name, [1], grammar=Grammar("x" * 500)) for name in "abc"]
+    encoder = encoder_of(states)
+    [(_, alone)] = encoder_of(states[:1]).encode(step_of(1, states[:1]))
+    few = _sampling_bytes(alone.sampling[0]) - 500  # of a row without its text
+    monkeypatch.setattr(encoder_module, "MAX_SAMPLING_BYTES", 500 + 3 * few)
+    sent: list[str] = []
+    for step_id, waiting in enumerate(({1: LATER_TOKEN_ID, 2: LATER_TOKEN_ID}, {2: LATER_TOKEN_ID}, {}), start=1):
+        [(_, step)] = encoder.encode(step_of(step_id, states))
+        assert encoder.take_refused(step_id) == waiting
+        sent += [row.grammar.request_id for row in step.sampling if row.grammar.text]
+    assert sent == ["a", "b", "c"]
+    encoder.forget_places()
+    [(_, step)] = encoder.encode(step_of(4, states))
+    assert [bool(row.grammar.text) for row in step.sampling] == [True]
+
+
+def test_a_grammar_is_sent_again_where_it_may_have_been_given_up() -> None:
+    state = state_of("a", [1], grammar=Grammar("x"))
+    encoder = encoder_of([state])
+    for step_id, has_text in ((1, True), (2, False), (100, False), (1000, True), (1001, False)):
+        [(_, step)] = encoder.encode(step_of(step_id, [state]))
+        assert bool(step.sampling[0].grammar.text) is has_text
 
 
 def test_the_ends_of_bad_words_are_banned_behind_their_beginnings() -> None:
