@@ -15,7 +15,7 @@ from jettison.server import compiling
 from jettison.server.compile_process import Compiler, Job
 from jettison.server.compiling import GrammarCompiler
 from jettison.server.errors import ApiError
-from jettison.server.structured import Constraint
+from jettison.server.structured import Constraint, _closed
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -61,6 +61,7 @@ def follows(compiler, constraint, *texts):
     (Constraint("choice", '["yes", "no", "né\\n\\"", "yes"]'), ["yes", "no", 'né\n"', "y", "maybe"],
      [True, True, True, "begins", False]),
     (Constraint("choice", '["", "a"]'), ["", "a", "b"], [True, True, False]),
+    (Constraint("choice", '["a\\u007f", "b"]'), ["a\x7f", "b", "a"], [True, True, "begins"]),
     (Constraint("grammar", 'root ::= "SELECT " [a-z]+ (" FROM " [a-z]+)?'), ["SELECT a FROM b", "SELECT a", "DROP"],
      [True, True, False]),
     (Constraint("grammar", 'start: "x" N\nN: /[0-9]+/'), ["x12", "y"], [True, False]),
@@ -323,3 +324,18 @@ async def test_a_grammar_that_fails_is_an_error_of_its_request(serve):
     async with serve(engine) as served:
         answer = await served.post(COMPLETIONS, {"prompt": "x", "guided_regex": "a+", "max_tokens": 9})
         assert answer.status_code == 500 and answer.json()["error"]["code"] == "engine_error"
+
+
+async def test_closing_a_schema_leaves_what_is_no_schema_alone(app_client, app_engine):
+    schema = {
+        "const": {"type": "object", "x": 1}, "properties": {"type": {"type": "object"}},
+        "items": [{"properties": {}}, True], "default": {"properties": {}},
+    }  # fmt: skip
+    closed = _closed(schema)
+    assert closed["const"] == schema["const"] and closed["default"] == schema["default"]
+    assert closed["properties"] == {"type": {"type": "object", "additionalProperties": False}}
+    assert closed["items"] == [{"properties": {}, "additionalProperties": False}, True]
+    deep = '{"items":' * 900 + "{}" + "}" * 900
+    wanted = {"json": deep, "disable_additional_properties": True}
+    answer = await app_client.post(COMPLETIONS, json={"prompt": "x", "structured_outputs": wanted})
+    assert answer.status_code in (200, 400)

@@ -141,6 +141,8 @@ class GrammarState:
         self._tokens: list[int] = []
         self._has_begun = not row.begins_after
         self._has_ended = False
+        self.mask_s = 0.0
+        """Seconds that the last mask took."""
 
     @property
     def num_tokens(self) -> int:
@@ -339,6 +341,7 @@ class Grammars:
             else:
                 masks.await_state(row, found)
         if known:
+            known.sort(key=lambda entry: entry[2].mask_s)  # what is expensive keeps nothing else waiting
             masks.await_masks(partial(_make, known), self._threads[0])
         while self._states and next(iter(self._states.values())).step < self._num_steps - KEPT_STEPS:
             self._states.popitem(last=False)[1].built.cancel()
@@ -403,8 +406,10 @@ class Grammars:
 
 def _make(known: list[_Known], made: dict[int, bytes | GrammarFailure | None]) -> None:
     for row, grammar, state in known:
+        begin_s = time.perf_counter()
         try:
             made[row] = state.mask_behind(grammar)
+            state.mask_s = time.perf_counter() - begin_s
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row only
             made[row] = _as_failure(error)
 

@@ -84,8 +84,8 @@ def _regex(pattern: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """In Lark."""
-    return json.dumps(text, ensure_ascii=False)
+    """In Lark, which takes no raw U+007F."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _alternatives(parts: Iterable[str]) -> str:
