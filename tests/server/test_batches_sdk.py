@@ -173,9 +173,9 @@ async def test_cancelling_keeps_what_is_done(serve, batch_settings):
 
 
 async def test_what_is_not_done_in_time_expires(serve, batch_settings):
-    engine = FakeEngine(delay_s=0.3)
+    engine = FakeEngine(delay_s=0.5)
     async with serve(engine, batches=batch_settings(window=1)) as served, served.openai() as client:
-        batch = await until(client, await begin(client, jsonl(*(line(f"r{n}") for n in range(30))), window="5s"))
+        batch = await until(client, await begin(client, jsonl(*(line(f"r{n}") for n in range(30))), window="12s"))
         assert batch.status == "expired"
         assert batch.expired_at >= batch.expires_at
         output = documents(await text_of(client, batch.output_file_id))
