@@ -138,6 +138,11 @@ class Reader:
         """Whether the text that comes next is a thought."""
         return self._form.has_thoughts and bool(getattr(self._parser, "is_thinking", False))
 
+    @property
+    def breaks_off(self) -> bool:
+        """Whether the last call that was told ended inside its arguments."""
+        return bool(getattr(self._parser, "breaks_off", False))
+
     def feed(self, text: str) -> list[Part]:
         """The parts of the next text that the client gets."""
         return self._told(self._parser.feed(text)) if text and not self.is_done else []
