@@ -156,6 +156,18 @@ def test_json_of_another_kind_is_content():
             assert whole_and_cut(name, text) == (text, [], ""), text
 
 
+def test_a_call_may_have_no_arguments():
+    for name, text in (
+        ("json", '{"name": "now", "arguments": null}'), ("llama3_json", '{"name": "now", "parameters": null}'),
+        ("mistral", "[TOOL_CALLS]now[ARGS]null"), ("gpt_oss", "<|channel|>commentary to=functions.now<|message|>null"),
+        ("gpt_oss", "<|channel|>commentary to=functions.now<|message|>"),
+        ("gpt_oss", " to=functions.now<|channel|>commentary json<|message|>\n<|call|>"),
+    ):
+        assert whole_and_cut(name, text) == ("", [("now", "{}")], ""), text
+    text = "<|channel|>commentary to=functions.rm<|message|><|call|>"
+    assert whole_and_cut("gpt_oss", text) == ("", [], "")
+
+
 def test_values_between_marks_follow_the_schema():
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
         "s": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"}, "o": {"type": ["string", "null"]},

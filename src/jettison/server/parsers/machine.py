@@ -302,12 +302,14 @@ class Machine(ABC):
     # --- calls in JSON
 
     def _read_arguments(self) -> Reading[None]:
-        """The object that comes next, as a call's arguments; a text that holds one counts, too. Raises BrokenError."""
+        """The object that comes next, as a call's arguments; a text that holds one counts, too, and null is an
+        empty one. Raises BrokenError."""
         char = yield from self._peek()
         if char == '"':
             self._arguments = [_object_in((yield from self._string()))]
         elif char == "n":
             yield from self._expect("null")
+            self._arguments = ["{}"]  # said to be none, so it is a call also where arguments are what shows one
         elif char == "{":
             self._arguments, self._in_arguments = [], True
             yield from self._json()
