@@ -221,6 +221,18 @@ async def test_an_answer_cut_in_a_call_ends_by_its_length(serve, tokenizer_of):
                 assert message["tool_calls"][0]["function"]["arguments"].startswith('{"city": "xxx')
 
 
+async def test_without_a_parser_calls_stay_content(serve, tokenizer_of):
+    for family, parser in (("harmony", "gpt_oss"), ("qwen3", "hermes")):
+        tokenizer = tokenizer_of(template(family), tool_call_parser="none")
+        async with serve(says(FORMS[parser][0]([OSLO])), tokenizer=tokenizer) as served:
+            tools = [WEATHER]
+            message, end, _, _ = await both_ways(served, tools=tools)
+            assert '{"city": "Oslo"}' in message["content"] and "tool_calls" not in message and end == "stop"
+            if family == "harmony":
+                forced, end, _, _ = await both_ways(served, tools=tools, tool_choice="required")
+                assert called(forced) == [OSLO] and end == "tool_calls"
+
+
 async def test_a_call_that_breaks_off_is_no_reason_to_call(serve, tokenizer_of):
     long = hermes([("get_weather", {"city": "x" * 300 + "END" + "x" * 300})])
     for text, fields in ((long, {"stop": ["END"]}), (long[:400], {}), (hermes([OSLO]) + long[:400], {})):
