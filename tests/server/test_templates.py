@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from conversations import TOOL, call, says, text
@@ -363,6 +364,18 @@ def test_arguments_that_are_no_object_stay_as_they_are_or_are_named():
 def test_a_call_without_content_is_given_as_the_template_can_take_it(source, wanted):
     source = "{% for m in messages %}" + source + ";{% endfor %}"
     assert prompt(source, USER, says("assistant", None, tool_calls=[call({})])).split(";")[1] == wanted
+
+
+def test_content_joins_the_thoughts_of_a_call_where_the_template_takes_only_one():
+    source = (Path(__file__).parent / "chat_templates" / "harmony.jinja").read_text(encoding="utf-8")
+    calling = says("assistant", "I look.", reasoning_content="Hm.", tool_calls=[call({})])
+    assert "analysis<|message|>Hm.\n\nI look.<|end|>" in prompt(source, USER, calling)
+    assert "analysis<|message|>Hm.\n\na\nb<|end|>" in prompt(source, USER, calling | {"content": text("a", "b")})
+    for content, thoughts in (("I look.", ""), ("", "Hm.")):
+        made = prompt(source, USER, calling | {"content": content, "reasoning_content": thoughts})
+        assert f"analysis<|message|>{content}{thoughts}<|end|>" in made
+    takes_both = "{% for m in messages %}{{ m.thinking }}|{{ m.content }};{% endfor %}"
+    assert prompt(takes_both, USER, calling).endswith(";Hm.|I look.;")
 
 
 def test_every_field_of_a_message_reaches_the_template():

@@ -144,6 +144,9 @@ def _fitted(message: Message, traits: Traits) -> Message:
         fit.pop("tools", None)
     role = "system" if fit["role"] == "developer" else fit["role"]
     form = traits.form_of("tool" if role == "function" else role)
+    if traits.joins_thoughts and fit.get("tool_calls") and fit.get("content") and fit.get("thinking"):
+        thoughts = f"{fit['thinking']}\n\n{text_of(fit.pop('content'))}"
+        fit |= {name: thoughts for name in _REASONING if name in fit}
     if "content" not in fit:
         if traits.no_content != "absent":
             fit["content"] = None if traits.no_content == "null" else [] if form == "parts" else ""

@@ -48,6 +48,9 @@ class Traits:
     """The content that it needs in an assistant's message that only calls tools."""
     wants_text_arguments: bool = False
     """Whether it writes a tool call's arguments unchanged, as text; else they are a mapping."""
+    joins_thoughts: bool = False
+    """Whether it refuses a message that calls tools with thoughts and content, though it takes either: gpt-oss's, which
+    writes either as thoughts."""
     lost: tuple[str, ...] = ()
     """Roles with words that it leaves out of the prompt."""
 
@@ -101,7 +104,8 @@ def find_traits(template: ChatTemplate, variables: Mapping[str, Any], told: Form
     no_content, wants_text = _tool_calls(trial, plain)
     forms = dict(forms) | {"tool": _tool_form(trial, plain, no_content, wants_text, told)}
     traits = Traits(
-        forms, _knows_developer(trial, template, plain), _systems(trial, plain, lost), no_content, wants_text, lost)
+        forms, _knows_developer(trial, template, plain), _systems(trial, plain, lost), no_content, wants_text,
+        _joins_thoughts(trial, plain, no_content, wants_text), lost)
     return traits
 
 
@@ -225,6 +229,18 @@ def _tool_calls(trial: _Trial, traits: Traits) -> tuple[NoContent, bool]:
             if shows > best[0]:
                 best = shows, no_content, arguments is as_text
     return best[1], best[2]
+
+
+def _joins_thoughts(trial: _Trial, traits: Traits, no_content: NoContent, wants_text: bool) -> bool:
+    arguments: object = f'{{"{_KEY}": "{_VALUE}"}}' if wants_text else {_KEY: _VALUE}
+    bare = _calling(traits, no_content, arguments)
+    says = _message("assistant", traits.form_of("assistant"))
+    thinks = dict.fromkeys(("thinking", "reasoning_content"), _WORDS["later"])
+
+    def takes(message: Message) -> bool:
+        return trial.attempt([_message("user", traits.form_of("user")), message]) is not None
+
+    return not takes(bare | says | thinks) and takes(bare | says) and takes(bare | thinks)
 
 
 def _tool_form(
