@@ -13,6 +13,7 @@ from conversations import TOOL, call, says, text
 from jettison.errors import ConfigError, ModelError
 from jettison.server.chat_renderer import MAX_REQUEST_TEMPLATES, ChatRenderer, ChatRequest, TemplateSettings
 from jettison.server.conversation import checked_messages
+from jettison.server.parsers.registry import call_kind
 from jettison.server.template_traits import find_traits
 from jettison.server.templates import ChatTemplate, TemplateError
 from jettison.server.tokenizer import Tokenizer
@@ -376,6 +377,35 @@ def test_content_joins_the_thoughts_of_a_call_where_the_template_takes_only_one(
         assert f"analysis<|message|>{content}{thoughts}<|end|>" in made
     takes_both = "{% for m in messages %}{{ m.thinking }}|{{ m.content }};{% endfor %}"
     assert prompt(takes_both, USER, calling).endswith(";Hm.|I look.;")
+
+
+PHI = (
+    "{% for m in messages %}{% if m['role'] == 'system' and 'tools' in m and m['tools'] is not none %}"
+    "{{ '<|system|>' + m['content'] + '<|tool|>' + m['tools'] + '<|/tool|>' + '<|end|>' }}"
+    "{% else %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endif %}{% endfor %}"
+)
+
+
+def test_tools_are_in_the_system_message_where_the_template_reads_them_there(caplog):
+    written = f"<|tool|>{json.dumps([TOOL])}<|/tool|><|end|>"
+    user = "<|user|>Hello?<|end|>"
+    assert prompt(PHI, USER, tools=[TOOL]) == f"<|system|>{written}{user}"
+    for role in ("system", "developer"):
+        assert prompt(PHI, says(role, "a"), USER, tools=[TOOL]) == f"<|system|>a{written}{user}"
+    assert prompt(PHI, says("system", "a", tools="mine"), USER, tools=[TOOL]).startswith("<|system|>a<|tool|>mine<")
+    assert prompt(PHI, USER) == user
+    assert prompt(PLAIN + "{{ tools | tojson }}", USER, tools=[TOOL]) == f"user:Hello?;{json.dumps([TOOL])}"
+    assert call_kind("auto", PHI).name == "phi4_mini_json"
+    assert "writes no tools" not in caplog.text
+
+
+def test_a_template_that_writes_no_tools_is_told_at_the_start(caplog):
+    renderer("{% if tools %}Tools!{% endif %}" + PLAIN, tool_call_parser="none")
+    assert "writes no tools" not in caplog.text
+    for source in (PLAIN, "{% if tools %}Tools!{% endif %}" + PLAIN):
+        caplog.clear()
+        renderer(source)
+        assert caplog.text.count("here: the chat template writes no tools") == 1
 
 
 def test_every_field_of_a_message_reaches_the_template():

@@ -159,6 +159,19 @@ def _fitted(message: Message, traits: Traits) -> Message:
     return fit
 
 
+def with_tools(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, traits: Traits
+) -> list[Message]:
+    """Fitted messages with the tools in the system message, where the template reads them there. One that a client has
+    put there itself stays."""
+    if traits.tools != "system" or not tools:
+        return list(messages)
+    written = json.dumps(tools, ensure_ascii=False)
+    if messages[0]["role"] == "system":
+        return [{"tools": written, **messages[0]}, *messages[1:]]
+    return [{"role": "system", "content": content_of("", traits.form_of("system")), "tools": written}, *messages]
+
+
 def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
     """A text, or the texts of parts, one below the other."""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

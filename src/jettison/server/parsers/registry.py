@@ -101,6 +101,7 @@ _CALL_SIGNS: tuple[tuple[str, str], ...] = (
     (r"<｜tool▁calls▁begin｜>", "deepseek_v3"),
     (r"functools\[", "phi4_mini_json"),
     (r"<\|tool_call\|>|<function_call>", "granite"),
+    (r"<\|/tool\|>", "phi4_mini_json"),
     (r"<arg_key>", "glm45"),
     (r"<function=", "qwen3_coder"),
     (r"<tool_call>", "hermes"),
