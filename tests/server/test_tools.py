@@ -320,6 +320,7 @@ def test_parsers_are_chosen_by_the_template(family, calls, thinking):
 
 
 def test_parsers_are_chosen_by_name(tmp_path):
+    assert call_kind("auto", "<seed:tool_call>\n<function=").name == "qwen3_coder"
     for name in call_names():
         assert call_kind(name, None).make([WEATHER]).feed("x") is not None
     for name in thinking_names():

@@ -63,7 +63,7 @@ class ThinkingKind:
 
 _CALLS = {kind.name: kind for kind in (
     CallKind("hermes", HermesParser, ("<tool_call>", "</tool_call>")),
-    CallKind("qwen3_coder", QwenCoderParser, ("<tool_call>", "</tool_call>")),
+    CallKind("qwen3_coder", QwenCoderParser, (*QwenCoderParser.OUTER, *QwenCoderParser.OUTER_ENDS)),
     CallKind("glm45", GlmParser, (
         "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")),
     CallKind("llama3_json", LlamaParser, ("<|python_tag|>",)),

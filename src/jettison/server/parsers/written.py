@@ -75,14 +75,16 @@ class QwenCoderParser(_WrittenMachine):
     """``<tool_call><function=name>``, then ``<parameter=key>value</parameter>`` for each, ``</function></tool_call>``.
 
     Models leave out the outer marks now and then, and forget the end of a value: a line that begins the next one, or
-    ends the call, ends it too."""
+    ends the call, ends it too. Seed-OSS writes the same in outer marks of its own."""
 
-    MARKS = ("<tool_call>", "<function=")
+    OUTER = ("<tool_call>", "<seed:tool_call>")
+    OUTER_ENDS = ("</tool_call>", "</seed:tool_call>")
+    MARKS = (*OUTER, "<function=")
 
     def _calls(self, mark: str) -> Reading[None]:
         self._begin_call()
         self._values = {}
-        if mark == "<tool_call>":
+        if mark in self.OUTER:
             yield from self._space()
             yield from self._expect("<function=")
         yield from self._named(">")
@@ -97,7 +99,7 @@ class QwenCoderParser(_WrittenMachine):
             yield from self._skips("</parameter>")
             self._set(key.strip(), value.removeprefix("\n").removesuffix("\n"))
         self._tell_written()
-        yield from self._close("</tool_call>")
+        yield from self._close(*self.OUTER_ENDS)
 
 
 def properties_of(tool: Tool) -> Mapping[str, Any]:
