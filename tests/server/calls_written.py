@@ -93,6 +93,11 @@ def qwen_coder(calls):
         + "</function>\n</tool_call>" for name, told in calls)
 
 
+def seed(calls):
+    return "\n".join(
+        f"<seed:tool_call>\n{qwen_coder_bare([one])}\n</seed:tool_call>" for one in calls)
+
+
 def qwen_coder_bare(calls):
     return "".join(
         f"<function={name}>" + "".join(f"<parameter={key}>{_text(value)}</parameter>" for key, value in told.items())
@@ -114,7 +119,7 @@ FORMS = {
     "hermes": (hermes, hermes_ascii), "granite": (granite, phi, granite_of_old),
     "phi4_mini_json": (functools, phi), "llama3_json": (llama, llama_tagged),
     "json": (plain,), "mistral": (mistral_list, mistral_named, mistral_bare),
-    "deepseek_v3": (deepseek_v3, deepseek_v31), "glm45": (glm,), "qwen3_coder": (qwen_coder, qwen_coder_bare),
+    "deepseek_v3": (deepseek_v3, deepseek_v31), "glm45": (glm,), "qwen3_coder": (qwen_coder, qwen_coder_bare, seed),
     "gpt_oss": (harmony, harmony_in_role),
 }  # fmt: skip
 """Parser -> the forms that it reads."""

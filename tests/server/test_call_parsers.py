@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jettison.server.parsers.machine import FLOW_CHARS
 from jettison.server.parsers.registry import call_kind
+from jettison.server.parsers.written import value_of
 
 NAMES = ("get_weather", "now", "write-file", "a")
 MARKS = (
@@ -156,6 +157,18 @@ def test_json_of_another_kind_is_content():
             assert whole_and_cut(name, text) == (text, [], ""), text
 
 
+def test_a_call_may_have_no_arguments():
+    for name, text in (
+        ("json", '{"name": "now", "arguments": null}'), ("llama3_json", '{"name": "now", "parameters": null}'),
+        ("mistral", "[TOOL_CALLS]now[ARGS]null"), ("gpt_oss", "<|channel|>commentary to=functions.now<|message|>null"),
+        ("gpt_oss", "<|channel|>commentary to=functions.now<|message|>"),
+        ("gpt_oss", " to=functions.now<|channel|>commentary json<|message|>\n<|call|>"),
+    ):
+        assert whole_and_cut(name, text) == ("", [("now", "{}")], ""), text
+    text = "<|channel|>commentary to=functions.rm<|message|><|call|>"
+    assert whole_and_cut("gpt_oss", text) == ("", [], "")
+
+
 def test_values_between_marks_follow_the_schema():
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
         "s": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"}, "o": {"type": ["string", "null"]},
@@ -170,6 +183,26 @@ def test_values_between_marks_follow_the_schema():
         "far": "1e999", "half": '["\\ud800"]', "deep": "[" * 5000}
     deep = "[" * 960 + "]" * 960
     whole_and_cut("glm45", f"<tool_call>f<arg_key>x</arg_key><arg_value>{deep}</arg_value></tool_call>", tools)
+
+
+@pytest.mark.parametrize("text", [
+    "<parameter=text>\none\n<parameter=other>\n two \n</parameter>\n</function>\n</tool_call>",
+    "<parameter=text>\none\n</parameter>\n<parameter=other>\n two \n</function>\n</tool_call>",
+    "<parameter=text>one\n<parameter=other> two \n</function>",
+])
+def test_a_value_whose_end_is_forgotten_ends_where_the_next_thing_begins(text):
+    said, [(_, written)], _ = whole_and_cut("qwen3_coder", f"<tool_call>\n<function=now>\n{text}")
+    assert json.loads(written) == {"text": "one", "other": " two "} and not said
+
+
+def test_objects_may_be_written_as_python_writes_them():
+    for kind in ("object", "array", ["object", "null"]):
+        for text, wanted in (("{'a': True, 2: (None,)}", {"a": True, "2": [None]}), ("['\\d']", ["\\d"]),
+                             ('{"a": 1}', {"a": 1})):
+            assert value_of(text, {"type": kind}) == wanted
+        for text in ("{1, 2}", "{'a': 1e999}", "[b'x']", "['\\ud800']", "{'a': open('x')}", "[" * 5000, "{(1,): 2}"):
+            assert value_of(text, {"type": kind}) == text
+    assert value_of("{'a': 1}", {}) == value_of("{'a': 1}", {"type": "string"}) == "{'a': 1}"
 
 
 def test_harmony_tells_channels_apart():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from conversations import TOOL, call, says, text
@@ -12,6 +13,7 @@ from conversations import TOOL, call, says, text
 from jettison.errors import ConfigError, ModelError
 from jettison.server.chat_renderer import MAX_REQUEST_TEMPLATES, ChatRenderer, ChatRequest, TemplateSettings
 from jettison.server.conversation import checked_messages
+from jettison.server.parsers.registry import call_kind
 from jettison.server.template_traits import find_traits
 from jettison.server.templates import ChatTemplate, TemplateError
 from jettison.server.tokenizer import Tokenizer
@@ -363,6 +365,47 @@ def test_arguments_that_are_no_object_stay_as_they_are_or_are_named():
 def test_a_call_without_content_is_given_as_the_template_can_take_it(source, wanted):
     source = "{% for m in messages %}" + source + ";{% endfor %}"
     assert prompt(source, USER, says("assistant", None, tool_calls=[call({})])).split(";")[1] == wanted
+
+
+def test_content_joins_the_thoughts_of_a_call_where_the_template_takes_only_one():
+    source = (Path(__file__).parent / "chat_templates" / "harmony.jinja").read_text(encoding="utf-8")
+    calling = says("assistant", "I look.", reasoning_content="Hm.", tool_calls=[call({})])
+    assert "analysis<|message|>Hm.\n\nI look.<|end|>" in prompt(source, USER, calling)
+    assert "analysis<|message|>Hm.\n\na\nb<|end|>" in prompt(source, USER, calling | {"content": text("a", "b")})
+    for content, thoughts in (("I look.", ""), ("", "Hm.")):
+        made = prompt(source, USER, calling | {"content": content, "reasoning_content": thoughts})
+        assert f"analysis<|message|>{content}{thoughts}<|end|>" in made
+    takes_both = "{% for m in messages %}{{ m.thinking }}|{{ m.content }};{% endfor %}"
+    assert prompt(takes_both, USER, calling).endswith(";Hm.|I look.;")
+
+
+PHI = (
+    "{% for m in messages %}{% if m['role'] == 'system' and 'tools' in m and m['tools'] is not none %}"
+    "{{ '<|system|>' + m['content'] + '<|tool|>' + m['tools'] + '<|/tool|>' + '<|end|>' }}"
+    "{% else %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endif %}{% endfor %}"
+)
+
+
+def test_tools_are_in_the_system_message_where_the_template_reads_them_there(caplog):
+    written = f"<|tool|>{json.dumps([TOOL])}<|/tool|><|end|>"
+    user = "<|user|>Hello?<|end|>"
+    assert prompt(PHI, USER, tools=[TOOL]) == f"<|system|>{written}{user}"
+    for role in ("system", "developer"):
+        assert prompt(PHI, says(role, "a"), USER, tools=[TOOL]) == f"<|system|>a{written}{user}"
+    assert prompt(PHI, says("system", "a", tools="mine"), USER, tools=[TOOL]).startswith("<|system|>a<|tool|>mine<")
+    assert prompt(PHI, USER) == user
+    assert prompt(PLAIN + "{{ tools | tojson }}", USER, tools=[TOOL]) == f"user:Hello?;{json.dumps([TOOL])}"
+    assert call_kind("auto", PHI).name == "phi4_mini_json"
+    assert "writes no tools" not in caplog.text
+
+
+def test_a_template_that_writes_no_tools_is_told_at_the_start(caplog):
+    renderer("{% if tools %}Tools!{% endif %}" + PLAIN, tool_call_parser="none")
+    assert "writes no tools" not in caplog.text
+    for source in (PLAIN, "{% if tools %}Tools!{% endif %}" + PLAIN):
+        caplog.clear()
+        renderer(source)
+        assert caplog.text.count("here: the chat template writes no tools") == 1
 
 
 def test_every_field_of_a_message_reaches_the_template():

@@ -23,6 +23,7 @@ from jettison.server.answer_form import AnswerForms
 from jettison.server.app import create_app, server_state
 from jettison.server.chat_renderer import ChatRenderer, TemplateSettings
 from jettison.server.parsers.registry import call_kind, call_names, thinking_kind, thinking_names
+from jettison.server.parsers.whole import ArgumentsParser
 from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
 
@@ -220,6 +221,36 @@ async def test_an_answer_cut_in_a_call_ends_by_its_length(serve, tokenizer_of):
                 assert message["tool_calls"][0]["function"]["arguments"].startswith('{"city": "xxx')
 
 
+async def test_without_a_parser_calls_stay_content(serve, tokenizer_of):
+    for family, parser in (("harmony", "gpt_oss"), ("qwen3", "hermes")):
+        tokenizer = tokenizer_of(template(family), tool_call_parser="none")
+        async with serve(says(FORMS[parser][0]([OSLO])), tokenizer=tokenizer) as served:
+            tools = [WEATHER]
+            message, end, _, _ = await both_ways(served, tools=tools)
+            assert '{"city": "Oslo"}' in message["content"] and "tool_calls" not in message and end == "stop"
+            if family == "harmony":
+                forced, end, _, _ = await both_ways(served, tools=tools, tool_choice="required")
+                assert called(forced) == [OSLO] and end == "tool_calls"
+
+
+async def test_a_call_that_breaks_off_is_no_reason_to_call(serve, tokenizer_of):
+    long = hermes([("get_weather", {"city": "x" * 300 + "END" + "x" * 300})])
+    for text, fields in ((long, {"stop": ["END"]}), (long[:400], {}), (hermes([OSLO]) + long[:400], {})):
+        async with serve(says(text), tokenizer=tokenizer_of(template("qwen3"))) as served:
+            message, end, _, _ = await both_ways(served, tools=TOOLS, **fields)
+            assert end == "stop" and message["tool_calls"][-1]["function"]["arguments"].startswith('{"city": "xxx')
+    async with serve(says(long), tokenizer=tokenizer_of(template("qwen3"))) as served:
+        assert (await both_ways(served, tools=TOOLS))[1] == "tool_calls"
+
+
+def test_arguments_as_a_whole_answer_may_break_off():
+    for text, breaks_off in (('{"a": 1}', False), ('{"a": 1', True), ("[1]", True)):
+        parser = ArgumentsParser("now")
+        parser.feed(text)
+        parser.end()
+        assert parser.breaks_off == breaks_off
+
+
 THOUGHT = "<think>\nOslo is <b>north</b>.\n</think>\n\n"
 
 
@@ -289,6 +320,7 @@ def test_parsers_are_chosen_by_the_template(family, calls, thinking):
 
 
 def test_parsers_are_chosen_by_name(tmp_path):
+    assert call_kind("auto", "<seed:tool_call>\n<function=").name == "qwen3_coder"
     for name in call_names():
         assert call_kind(name, None).make([WEATHER]).feed("x") is not None
     for name in thinking_names():

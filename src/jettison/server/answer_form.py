@@ -84,8 +84,10 @@ class AnswerForms:
         make_calls = None if is_harmony else self._calls(plan, is_constrained=is_constrained)
         if not (is_harmony or has_thoughts or make_calls):
             return None
+        is_forced = plan.mode in ("required", "named")  # a grammar has written the call, so it is one whatever is told
+        tools = plan.callable_tools if self.calls is not None or is_forced else ()
         return Form(
-            make=(lambda: HarmonyParser(plan.callable_tools)) if is_harmony else self._both(make_calls, speech.thinks),
+            make=(lambda: HarmonyParser(tools)) if is_harmony else self._both(make_calls, speech.thinks),
             marks=self._marks(plan, is_harmony),
             takes_one_call=plan.mode != "none" and not plan.is_parallel,
             has_thoughts=has_thoughts,
@@ -137,6 +139,11 @@ class Reader:
     def is_thinking(self) -> bool:
         """Whether the text that comes next is a thought."""
         return self._form.has_thoughts and bool(getattr(self._parser, "is_thinking", False))
+
+    @property
+    def breaks_off(self) -> bool:
+        """Whether the last call that was told ended inside its arguments."""
+        return bool(getattr(self._parser, "breaks_off", False))
 
     def feed(self, text: str) -> list[Part]:
         """The parts of the next text that the client gets."""

@@ -17,7 +17,15 @@ import msgspec
 from jettison.config import TemplateConfig
 from jettison.config.sections import ContentFormat
 from jettison.errors import ModelError
-from jettison.server.conversation import Message, bad_arguments, fitted, is_scattered, merged, needs_merging
+from jettison.server.conversation import (
+    Message,
+    bad_arguments,
+    fitted,
+    is_scattered,
+    merged,
+    needs_merging,
+    with_tools,
+)
 from jettison.server.template_files import DEFAULT, WITH_TOOLS, told_template
 from jettison.server.template_traits import Form, Traits, find_traits
 from jettison.server.templates import ChatTemplate, TemplateError
@@ -127,6 +135,16 @@ class ChatRenderer:
             logger.warning(
                 "%s: the chat template leaves out what is said by: %s", self._default.template.source_name,
                 ", ".join(self._default.traits.lost))
+        self._warn_of_tools()
+
+    def _warn_of_tools(self) -> None:
+        if self.settings.tool_call_parser == "none":  # tools are no matter of this server's
+            return
+        tried = self._with_tools or self._default
+        if isinstance(tried, _Tried) and tried.traits.tools == "nowhere":
+            logger.warning(
+                "%s: the chat template writes no tools, so the model learns of none: --chat-template FILE with one that"
+                " does", tried.template.source_name)
 
     @property
     def source(self) -> str | None:
@@ -156,7 +174,7 @@ class ChatRenderer:
     def render(self, request: ChatRequest) -> str:
         """The prompt's text. Raises TemplateError. Safe to call from several threads."""
         tried = self._tried(request)
-        messages = fitted(request.messages, tried.traits)
+        messages = with_tools(fitted(request.messages, tried.traits), request.tools, tried.traits)
         if needs_merging(messages, tried.traits):
             return self._render(tried, merged(messages, tried.traits), request)
         try:

@@ -122,11 +122,12 @@ class ChoiceText:
                 self.finish_reason = "stop"
 
     def _end_reading(self, delta: Delta) -> None:
-        """Where the answer is over, read its rest; an answer that calls ends for that."""
+        """Where the answer is over, read its rest; an answer that calls ends for that, unless its last call breaks
+        off: then its arguments are no JSON, and the reason must not say that all is well."""
         if self._reader is None or self.form is None or self.finish_reason is None:
             return
         delta.parts += self._reader.end()
-        if self._reader.num_calls and self.finish_reason == "stop":
+        if self._reader.num_calls and not self._reader.breaks_off and self.finish_reason == "stop":
             self.finish_reason = "function_call" if self.form.is_old else "tool_calls"
 
     def _end(self, reason: FinishReason, delta: Delta) -> None:

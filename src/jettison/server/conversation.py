@@ -144,6 +144,9 @@ def _fitted(message: Message, traits: Traits) -> Message:
         fit.pop("tools", None)
     role = "system" if fit["role"] == "developer" else fit["role"]
     form = traits.form_of("tool" if role == "function" else role)
+    if traits.joins_thoughts and fit.get("tool_calls") and fit.get("content") and fit.get("thinking"):
+        thoughts = f"{fit['thinking']}\n\n{text_of(fit.pop('content'))}"
+        fit |= {name: thoughts for name in _REASONING if name in fit}
     if "content" not in fit:
         if traits.no_content != "absent":
             fit["content"] = None if traits.no_content == "null" else [] if form == "parts" else ""
@@ -154,6 +157,19 @@ def _fitted(message: Message, traits: Traits) -> Message:
     if "tool_calls" in fit:
         fit["tool_calls"] = [_fitted_call(call, traits.wants_text_arguments) for call in fit["tool_calls"]]
     return fit
+
+
+def with_tools(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, traits: Traits
+) -> list[Message]:
+    """Fitted messages with the tools in the system message, where the template reads them there. One that a client has
+    put there itself stays."""
+    if traits.tools != "system" or not tools:
+        return list(messages)
+    written = json.dumps(tools, ensure_ascii=False)
+    if messages[0]["role"] == "system":
+        return [{"tools": written, **messages[0]}, *messages[1:]]
+    return [{"role": "system", "content": content_of("", traits.form_of("system")), "tools": written}, *messages]
 
 
 def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:

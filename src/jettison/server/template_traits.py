@@ -6,6 +6,7 @@ A template is tried once, when it is loaded. ``conversation`` uses the result; n
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,12 @@ class Traits:
     """The content that it needs in an assistant's message that only calls tools."""
     wants_text_arguments: bool = False
     """Whether it writes a tool call's arguments unchanged, as text; else they are a mapping."""
+    joins_thoughts: bool = False
+    """Whether it refuses a message that calls tools with thoughts and content, though it takes either: gpt-oss's, which
+    writes either as thoughts."""
+    tools: Literal["variable", "system", "nowhere"] = "variable"
+    """Where it reads a request's tools: the variable ``tools``, or a field of the system message that has them as JSON
+    (``system``: Phi-4-mini's)."""
     lost: tuple[str, ...] = ()
     """Roles with words that it leaves out of the prompt."""
 
@@ -64,11 +71,12 @@ class _Trial:
         self._spent_s = 0.0
         self._variables = {"tools": None, "documents": None, "add_generation_prompt": True, **variables}
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The rendered text. Raises TemplateError, and ModelError where the trials exceed their limits."""
         began_s = time.monotonic()
         try:
-            return self._template.render(messages, self._variables)
+            told = self._variables if tools is None else self._variables | {"tools": tools}
+            return self._template.render(messages, told)
         except LimitError as error:
             raise ModelError(f"{self._template.source_name}: {error}") from None
         finally:
@@ -76,10 +84,10 @@ class _Trial:
             if self._spent_s > MAX_TRIAL_S:
                 raise ModelError(f"{self._template.source_name}: the chat template takes too long")
 
-    def attempt(self, messages: Sequence[Message]) -> str | None:
+    def attempt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str | None:
         """The rendered text; None where the template fails or refuses."""
         try:
-            return self.render(messages)
+            return self.render(messages, tools)
         except TemplateError:
             return None
 
@@ -101,7 +109,8 @@ def find_traits(template: ChatTemplate, variables: Mapping[str, Any], told: Form
     no_content, wants_text = _tool_calls(trial, plain)
     forms = dict(forms) | {"tool": _tool_form(trial, plain, no_content, wants_text, told)}
     traits = Traits(
-        forms, _knows_developer(trial, template, plain), _systems(trial, plain, lost), no_content, wants_text, lost)
+        forms, _knows_developer(trial, template, plain), _systems(trial, plain, lost), no_content, wants_text,
+        _joins_thoughts(trial, plain, no_content, wants_text), _tools(trial, template, plain), lost)
     return traits
 
 
@@ -225,6 +234,32 @@ def _tool_calls(trial: _Trial, traits: Traits) -> tuple[NoContent, bool]:
             if shows > best[0]:
                 best = shows, no_content, arguments is as_text
     return best[1], best[2]
+
+
+def _tools(trial: _Trial, template: ChatTemplate, traits: Traits) -> Literal["variable", "system", "nowhere"]:
+    if "tools" not in template.source:
+        return "nowhere"
+    parameters = {"type": "object", "properties": {_KEY: {"type": "string", "description": _VALUE}}, "required": [_KEY]}
+    tools = [{"type": "function", "function": {
+        "name": _FUNCTION, "description": _WORDS["tool"], "parameters": parameters}}]  # fmt: skip
+    user = _message("user", traits.form_of("user"))
+    text = trial.attempt([user], tools)
+    if text is None or _FUNCTION in text:  # one that fails tells the request so
+        return "variable"
+    system = _message("system", traits.form_of("system")) | {"tools": json.dumps(tools)}
+    return "system" if _FUNCTION in (trial.attempt([system, user]) or "") else "nowhere"
+
+
+def _joins_thoughts(trial: _Trial, traits: Traits, no_content: NoContent, wants_text: bool) -> bool:
+    arguments: object = f'{{"{_KEY}": "{_VALUE}"}}' if wants_text else {_KEY: _VALUE}
+    bare = _calling(traits, no_content, arguments)
+    says = _message("assistant", traits.form_of("assistant"))
+    thinks = dict.fromkeys(("thinking", "reasoning_content"), _WORDS["later"])
+
+    def takes(message: Message) -> bool:
+        return trial.attempt([_message("user", traits.form_of("user")), message]) is not None
+
+    return not takes(bare | says | thinks) and takes(bare | says) and takes(bare | thinks)
 
 
 def _tool_form(

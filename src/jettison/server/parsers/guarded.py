@@ -21,6 +21,8 @@ class Guarded:
     def __init__(self, make: Callable[[Sequence[Tool]], Any], tools: Sequence[Tool]) -> None:
         self._parser: Any = None
         self._is_in_call = False
+        self.breaks_off = False
+        """See ``CallParser``."""
         try:
             self._parser = make(tools)
         except Exception as error:  # noqa: BLE001  # it is the operator's, and may raise anything
@@ -54,12 +56,14 @@ class Guarded:
                 raise ValueError(f"{part.kind} {'inside' if is_in_call else 'outside'} a call")
             if part.kind in ("call", "end"):
                 is_in_call = part.kind == "call"
+                self.breaks_off = False
         self._is_in_call = is_in_call
         return list(parts)
 
     def _closed(self) -> list[Part]:
         """The end of a call that is left open."""
         was_in_call, self._is_in_call = self._is_in_call, False
+        self.breaks_off = self.breaks_off or was_in_call
         return [Part("end")] if was_in_call else []
 
     def _fail(self, error: Exception) -> None:

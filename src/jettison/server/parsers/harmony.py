@@ -95,9 +95,11 @@ class HarmonyParser(Machine):
         self._known(name)
         try:
             yield from self._space()
-            yield from self._read_arguments()
-            if self._arguments is None and not self._is_told:
-                raise BrokenError
+            # A tool without parameters may be called with an empty body. The mark behind it mostly has no text.
+            if (yield from self._follows(*ENDS)) or not (yield from self._more()):
+                self._arguments = ["{}"]
+            else:
+                yield from self._read_arguments()
             yield from self._space()
             if not (yield from self._skips(*ENDS)) and (yield from self._more()):
                 if not (yield from self._follows(START, CHANNEL)):

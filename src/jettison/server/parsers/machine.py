@@ -45,6 +45,8 @@ class Machine(ABC):
         self._names = names_of(tools)
         self.num_calls = 0
         """Calls told so far."""
+        self.breaks_off = False
+        """See ``CallParser``."""
         self._text = ""
         self._at = 0
         """The place in the text; what is before it has been read."""
@@ -106,7 +108,7 @@ class Machine(ABC):
         self._say("call", self._name or "")
         self._say("arguments", "".join(self._arguments or ()))
         self.num_calls += 1
-        self._is_told = True
+        self._is_told, self.breaks_off = True, False
         self._taken = []
 
     def _end_call(self, default: str | None = None) -> None:
@@ -124,6 +126,7 @@ class Machine(ABC):
     def _give_up(self) -> None:
         """What was read is no call, or a call that was told and breaks off."""
         if self._is_told:
+            self.breaks_off = self._in_arguments
             self._say("end")
         else:
             self._say("content", "".join(self._taken))
@@ -299,12 +302,14 @@ class Machine(ABC):
     # --- calls in JSON
 
     def _read_arguments(self) -> Reading[None]:
-        """The object that comes next, as a call's arguments; a text that holds one counts, too. Raises BrokenError."""
+        """The object that comes next, as a call's arguments; a text that holds one counts, too, and null is an
+        empty one. Raises BrokenError."""
         char = yield from self._peek()
         if char == '"':
             self._arguments = [_object_in((yield from self._string()))]
         elif char == "n":
             yield from self._expect("null")
+            self._arguments = ["{}"]  # said to be none, so it is a call also where arguments are what shows one
         elif char == "{":
             self._arguments, self._in_arguments = [], True
             yield from self._json()

@@ -35,6 +35,13 @@ class Parser(Protocol):
         ...
 
 
+class CallParser(Parser, Protocol):
+    """A parser that says when a call that it has told is not whole."""
+
+    breaks_off: bool
+    """Whether the last call that was told ended inside its arguments, so that they are no JSON."""
+
+
 class ThinkingParser(Parser, Protocol):
     """A parser that tells thoughts from the rest."""
 

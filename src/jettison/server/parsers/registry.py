@@ -63,7 +63,7 @@ class ThinkingKind:
 
 _CALLS = {kind.name: kind for kind in (
     CallKind("hermes", HermesParser, ("<tool_call>", "</tool_call>")),
-    CallKind("qwen3_coder", QwenCoderParser, ("<tool_call>", "</tool_call>")),
+    CallKind("qwen3_coder", QwenCoderParser, (*QwenCoderParser.OUTER, *QwenCoderParser.OUTER_ENDS)),
     CallKind("glm45", GlmParser, (
         "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")),
     CallKind("llama3_json", LlamaParser, ("<|python_tag|>",)),
@@ -101,6 +101,7 @@ _CALL_SIGNS: tuple[tuple[str, str], ...] = (
     (r"<｜tool▁calls▁begin｜>", "deepseek_v3"),
     (r"functools\[", "phi4_mini_json"),
     (r"<\|tool_call\|>|<function_call>", "granite"),
+    (r"<\|/tool\|>", "phi4_mini_json"),
     (r"<arg_key>", "glm45"),
     (r"<function=", "qwen3_coder"),
     (r"<tool_call>", "hermes"),

@@ -79,6 +79,11 @@ class Chain:
         """See ``ThinkingParser``."""
         return self._thinking.is_thinking
 
+    @property
+    def breaks_off(self) -> bool:
+        """See ``CallParser``."""
+        return bool(getattr(self._calls, "breaks_off", False))
+
     def feed(self, text: str) -> list[Part]:
         """See ``Parser``."""
         return self._read(self._thinking.feed(text))

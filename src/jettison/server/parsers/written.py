@@ -1,11 +1,14 @@
 """Calls whose arguments are written one by one between marks, not as JSON: GLM 4.5 and Qwen3-Coder.
 
-What a value is follows from the tool's schema: a string is taken as it is, every other value is read as JSON.
+What a value is follows from the tool's schema: a string is taken as it is, every other value is read as JSON, and an
+object or an array also as Python writes it.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,14 +74,17 @@ class GlmParser(_WrittenMachine):
 class QwenCoderParser(_WrittenMachine):
     """``<tool_call><function=name>``, then ``<parameter=key>value</parameter>`` for each, ``</function></tool_call>``.
 
-    Models leave out the outer marks now and then."""
+    Models leave out the outer marks now and then, and forget the end of a value: a line that begins the next one, or
+    ends the call, ends it too. Seed-OSS writes the same in outer marks of its own."""
 
-    MARKS = ("<tool_call>", "<function=")
+    OUTER = ("<tool_call>", "<seed:tool_call>")
+    OUTER_ENDS = ("</tool_call>", "</seed:tool_call>")
+    MARKS = (*OUTER, "<function=")
 
     def _calls(self, mark: str) -> Reading[None]:
         self._begin_call()
         self._values = {}
-        if mark == "<tool_call>":
+        if mark in self.OUTER:
             yield from self._space()
             yield from self._expect("<function=")
         yield from self._named(">")
@@ -89,11 +95,11 @@ class QwenCoderParser(_WrittenMachine):
                 break
             key = yield from self._until(">")
             yield from self._skips(">")
-            value = yield from self._until("</parameter>")
+            value = yield from self._until("</parameter>", "\n<parameter=", "\n</function>")
             yield from self._skips("</parameter>")
             self._set(key.strip(), value.removeprefix("\n").removesuffix("\n"))
         self._tell_written()
-        yield from self._close("</tool_call>")
+        yield from self._close(*self.OUTER_ENDS)
 
 
 def properties_of(tool: Tool) -> Mapping[str, Any]:
@@ -117,8 +123,22 @@ def value_of(text: str, schema: object) -> Any:
         value = json.loads(stripped, parse_constant=_refused)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # an infinity, or half a character
     except (ValueError, RecursionError):
-        return text
+        return _python_in(stripped, text) if kinds & {"object", "array"} else text
     return value
+
+
+def _python_in(stripped: str, text: str) -> Any:
+    """The value of ``{'a': True}``, which models write for an object; the text, where it is no such thing."""
+    if not stripped.startswith(("{", "[")):
+        return text
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            value = ast.literal_eval(stripped)
+        # Through JSON: keys become texts, and what it cannot hold (bytes, sets, infinities) stays text.
+        return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text
 
 
 def _refused(constant: str) -> None:
