@@ -141,6 +141,9 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(503, str(error), code="not_ready", headers=retry_headers(error.retry_after_ms))
         case HTTPException():
             return _from_http(error)
+        case RecursionError():
+            # What could only just be read may be too deep to be written again: only clients' values are nested so.
+            return bad_request("The request is nested too deeply.", code="invalid_json")
         case _:
             correlation_id = secrets.token_hex(8)
             logger.error("request failed; correlation id %s", correlation_id, exc_info=error)

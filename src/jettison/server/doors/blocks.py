@@ -60,7 +60,7 @@ class Blocks:
         self._form = form
         self._call_prefix = call_prefix
         self.blocks: list[Block] = []
-        self._space = ""
+        self._space: list[str] = []
         """White space between blocks, which is part of a text only where more of it follows."""
 
     def feed(self, delta: Delta) -> list[Step]:
@@ -86,24 +86,25 @@ class Blocks:
         steps: list[Step] = []
         self._close(steps)
         if not self.blocks:
+            space, self._space = self._space, []
             self._open(steps, Block("text", 0))
-            self._add(steps, self._space)
+            self._add(steps, "".join(space))
             self._close(steps)
         return steps
 
     def _say(self, steps: list[Step], kind: BlockKind, text: str) -> None:
         last = self.blocks[-1] if self.blocks else None
         if last is None or last.kind != kind or last.is_closed:
-            self._space += text
-            if not self._space.strip():
+            self._space.append(text)
+            if not text.strip():
                 return
-            text, self._space = self._space, ""
+            text, self._space = "".join(self._space), []
             self._close(steps)
             self._open(steps, Block(kind, len(self.blocks)))
         self._add(steps, text)
 
     def _open(self, steps: list[Step], block: Block) -> None:
-        self._space = ""
+        self._space = []
         self.blocks.append(block)
         steps.append(Step("open", block))
 

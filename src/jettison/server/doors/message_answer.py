@@ -29,7 +29,7 @@ class MessageAnswer(WireAnswer):
     stream_end = b""
 
     def __init__(self, plan: GenerationPlan, model: str, asked_tokens: int) -> None:
-        """``asked_tokens``: most tokens of the answer, as the client said it."""
+        """``asked_tokens``: most tokens of the answer, as client and operator let it, whatever room the context has."""
         self.plan = plan
         self._asked_tokens = asked_tokens
         self._model = model

@@ -31,11 +31,11 @@ class MessagesEndpoint(ChatEndpoint):
         """See ``GenerationEndpoint``."""
         fields = parse_fields(document, MessageFields, self.state.warnings)
         require(fields.max_tokens, "max_tokens")
-        asked = fields.max_tokens or 0
         try:
             plan, prompts, _ = await super().prepare(self._chat(fields))
         except ApiError as error:
             raise _in_own_words(error) from error
+        asked = plan.params.max_tokens  # as far as the operator lets it
         plan = self._cut_to_room(plan, prompts)
         return plan, prompts, MessageAnswer(plan, self.state.check_model(fields.model), asked)
 

@@ -14,6 +14,9 @@ import msgspec
 
 MAX_COUNT = 1024
 MAX_BYTES = 32 << 20
+MAX_RESPONSE_BYTES = 2 << 20
+"""Of one response with its conversation: it is read and written again on the server's loop, for each that goes on from
+it."""
 MAX_TOTAL_BYTES = 128 << 20
 """Enough for four tenants of long conversations, and little beside the host memory of a model."""
 
@@ -68,8 +71,8 @@ class ResponseStore:
         self.num_bytes = 0
 
     def put(self, tenant: str, response_id: str, response: StoredResponse) -> None:
-        """Keep a response under a new id; one that is larger than its tenant's share is not kept."""
-        if response.num_bytes > min(self._max_bytes, self._max_total_bytes):
+        """Keep a response under a new id; one that is larger than one may be is not kept."""
+        if response.num_bytes > min(self._max_bytes, self._max_total_bytes, MAX_RESPONSE_BYTES):
             return
         share = self._shares.setdefault(tenant, _Share())
         share.responses[response_id] = response

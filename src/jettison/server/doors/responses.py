@@ -12,7 +12,7 @@ from starlette.routing import Route
 from jettison.server.chat import ChatEndpoint
 from jettison.server.doors.response_answer import Keep, ResponseAnswer
 from jettison.server.doors.response_input import RENAMED, chat_of, items_of
-from jettison.server.doors.response_store import ResponseStore, StoredResponse
+from jettison.server.doors.response_store import MAX_RESPONSE_BYTES, ResponseStore, StoredResponse
 from jettison.server.doors.response_tables import RESPONSES, ResponseFields
 from jettison.server.doors.wire import raw, renamed, wrong_type
 from jettison.server.endpoint import WireAnswer
@@ -40,6 +40,7 @@ class ResponsesEndpoint(ChatEndpoint):
     ) -> tuple[GenerationPlan, list[Prompt], WireAnswer]:
         """See ``GenerationEndpoint``."""
         fields = parse_fields(document, ResponseFields, self.state.warnings)
+        model = self.state.check_model(fields.model)
         _check_metadata(fields.metadata)
         before = self._before(tenant, fields.previous_response_id)
         items = items_of(fields.input)
@@ -51,7 +52,6 @@ class ResponsesEndpoint(ChatEndpoint):
             raise refusal(RESPONSES, "n")
         if plan.length_field is not None:
             plan = replace(plan, length_field="max_output_tokens")
-        model = self.state.check_model(fields.model)
         keep = None if fields.store is False else self._keep(tenant, bytes(raw(before + items, "input")))
         return plan, prompts, ResponseAnswer(plan, model, _asked(fields, plan), keep)
 
@@ -74,7 +74,11 @@ class ResponsesEndpoint(ChatEndpoint):
             raise ApiError(404, message, param=param, code=code)
         return stored
 
-    def _keep(self, tenant: str, items: bytes) -> Keep:
+    def _keep(self, tenant: str, items: bytes) -> Keep | None:
+        """None where there is too much to keep: then nothing of it is held while the answer is made."""
+        if len(items) > MAX_RESPONSE_BYTES:
+            return None
+
         def keep(response: dict[str, Any]) -> None:
             kept = StoredResponse(encode(response), items, encode(response["output"]))
             self.store.put(tenant, response["id"], kept)
