@@ -34,6 +34,9 @@ keys of both. `jettison config show`, `batch run` and `profile` take the same fl
 What differs without a flag: `--host` is 127.0.0.1 (vLLM: all addresses), a token budget is 512 (`--max-num-seqs` where
 that is more), `--shutdown-timeout` 30 s, and `--gpu-memory-utilization` 0.9.
 
+Of the environment `VLLM_API_KEY` is taken as `JETTISON_API_KEY` is, where that is not set: a server that was closed
+stays closed. No other variable of vLLM's is read.
+
 `ORG/NAME` is looked for in the hub's cache: `--download-dir`, `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, `HF_HOME`,
 then `~/.cache/huggingface`; `--revision` is a branch, a tag or a commit. Nothing is downloaded: where a model is
 missing, the one line says `hf download ORG/NAME`.
