@@ -154,6 +154,8 @@ def test_an_api_key_is_not_printed():
         ({"model": "m", "max_num_seqs": 600, "max_num_batched_tokens": 512},
          ["--max-num-seqs 600", "--max-num-batched-tokens 512"]),
         ({"model": "m", "environ": {"JETTISON_API_KEY": " x"}}, ["JETTISON_API_KEY"]),
+        ({"model": "m", "structured_outputs_config": {"backend": 1}}, ["--structured-outputs-config", "not backend"]),
+        ({"model": "m", "structured_outputs_config": '{"disable_any_whitespace": 3}'}, ["true or false"]),
         ({"model": "m", "environ": {"VLLM_API_KEY": " x"}}, ["VLLM_API_KEY"]),
     ],
 )

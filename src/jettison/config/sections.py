@@ -25,6 +25,7 @@ from jettison.config.values import (
     or_none,
     path_prefix,
     size_from,
+    switches,
     truth,
 )
 
@@ -422,6 +423,10 @@ class ServerConfig:
     max_logprobs: int | None = config_key(
         20, all_or_int, "Alternatives to a token that a request may ask for (-1: the whole vocabulary).",
         metavar="N", unset="-1")
+    structured_outputs_config: str = config_key(
+        "{}", switches("disable_any_whitespace", "disable_additional_properties"), "What holds for JSON that requests "
+        "ask for, unless they say otherwise: a JSON object with disable_any_whitespace, disable_additional_properties.",
+        metavar="JSON")
     write_timeout_s: float = config_key(
         60.0, float_from(1.0), "A client that takes nothing of its answer for so long is cut off, and its request "
         "cancelled.", name="write_timeout", metavar="SECONDS")

@@ -50,6 +50,7 @@ from jettison.server.prompts import Prompt
 from jettison.server.sampling import GenerationPlan
 from jettison.server.settings import ServerSettings
 from jettison.server.state import ServerState
+from jettison.server.structured import JsonDefaults
 from jettison.server.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -234,6 +235,7 @@ class _Served:
             model_names=config.model.served_model_names, default_seed=config.model.seed,
             max_stops=config.server.max_stop_strings, max_logprobs=config.server.max_logprobs,
             sampling_defaults=sampling_defaults(config), end_tokens=assembly.end_tokens,
+            json_defaults=JsonDefaults.of(config.server.structured_outputs_config),
             # The templates are the caller's own, and texts are what the model writes, thoughts and all.
             templates=template_settings(replace(config.templates, trust_requests=True, reasoning_parser="none")))
         tokenizer = Tokenizer.from_dir(

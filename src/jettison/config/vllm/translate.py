@@ -107,7 +107,7 @@ def decide(rule: Rule, fact: Fact, value: object, ours: Collection[str]) -> Outc
     if rule.name in ours:
         return Keep()
     if rule.verdict == "done":
-        return Drop()
+        return Refuse(f"this build has no {rule.name}")  # never dropped: what it asks for would not be done
     return Drop() if is_neutral(fact, value) else rule.act(_decoded(value))
 
 
