@@ -249,9 +249,11 @@ class _Served:
         return cls(engine, ServerState(engine, tokenizer, settings), _window(config))
 
     async def close(self) -> None:
-        """Give everything back."""
-        await asyncio.to_thread(self.state.grammars.close)
-        await self.engine.close()
+        """Give everything back. No thread is asked for: at the interpreter's end there is none to be had."""
+        try:
+            await self.engine.close()
+        finally:
+            self.state.grammars.close()
 
     async def answer(
         self, endpoint: GenerationEndpoint, bodies: Sequence[dict[str, Any]], params: Sequence[SamplingParams | None],
