@@ -124,6 +124,31 @@ def test_chats_go_through_the_template(llm):
     assert len(logprobs) in (1, 2)
 
 
+def test_a_chat_takes_the_names_of_the_template_and_no_others(llm):
+    messages = [{"role": "user", "content": "Hi"}]
+    for wrong in ({"max_tokens": 500}, {"n": 2}, {"nonsense": 1}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            llm.chat(messages, GREEDY, use_tqdm=False, **wrong)
+    with pytest.raises(RequestError, match="say it to LLM"):
+        llm.chat(messages, GREEDY, use_tqdm=False, chat_template_content_format="openai")
+    (output,) = llm.chat(messages, GREEDY, False, None, "[{{ messages[0].content }}]")
+    assert output.prompt == "[Hi]"
+
+
+def test_the_tokenizer_is_the_engines(llm):
+    tokenizer = llm.get_tokenizer()
+    messages = [{"role": "user", "content": "Hi"}]
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert tokenizer.apply_chat_template(messages, add_generation_prompt=True) == output.prompt_token_ids
+    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == output.prompt
+    assert tokenizer.decode(tokenizer.encode("Hello", add_special_tokens=False)) == "Hello"
+    assert max(tokenizer.encode("Hello")) < len(tokenizer) and tokenizer.chat_template
+    if tokenizer.eos_token is not None:
+        assert tokenizer.convert_tokens_to_ids(tokenizer.eos_token) == tokenizer.eos_token_id
+    with pytest.raises(RequestError, match="role"):
+        tokenizer.apply_chat_template([{"content": "Hi"}])
+
+
 def test_the_makers_sampling_holds_where_none_is_given(llm):
     default = llm.get_default_sampling_params()
     assert (default.temperature, default.top_k, default.max_tokens) == (0.6, 20, 16)

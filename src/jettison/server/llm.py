@@ -38,6 +38,7 @@ from jettison.server.errors import ApiError
 from jettison.server.generation import Generation, Job
 from jettison.server.launch import sampling_defaults
 from jettison.server.llm_outputs import Collector
+from jettison.server.llm_tokenizer import ServedTokenizer
 from jettison.server.llm_types import (
     Conversation,
     RequestOutput,
@@ -102,20 +103,28 @@ class LLM:
 
     def chat(
         self, messages: Conversation | Sequence[Conversation],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *, use_tqdm: Progress = True,
-        **options: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, use_tqdm: Progress = True,
+        lora_request: object = None, chat_template: str | None = None, chat_template_content_format: str = "auto",
+        add_generation_prompt: bool | None = None, continue_final_message: bool | None = None,
+        tools: list[dict[str, Any]] | None = None, chat_template_kwargs: dict[str, Any] | None = None, *,
+        documents: list[dict[str, Any]] | None = None, reasoning_effort: str | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, by the model's chat template.
 
-        ``options``: fields of a chat request for the template, such as ``chat_template``, ``chat_template_kwargs``,
-        ``add_generation_prompt``, ``continue_final_message`` and ``tools`` (which are written into the prompt). Raises
-        as ``generate`` does.
+        What follows ``lora_request`` is for the template, as in a chat request; ``tools`` are written into the prompt,
+        and calls of them are text. Raises as ``generate`` does.
         """
-        _refuse_adapters(options.pop("lora_request", None))
+        _refuse_adapters(lora_request)
+        if chat_template_content_format not in ("auto", self._served.state.settings.templates.content_format):
+            raise RequestError("chat_template_content_format: say it to LLM", "chat_template_content_format")
         listed = listed_conversations(messages)
         params = listed_params(sampling_params, len(listed))
-        told = {name: value for name, value in options.items() if value is not None}
-        told.pop("chat_template_content_format", None)  # the constructor's
+        options = {
+            "chat_template": chat_template, "add_generation_prompt": add_generation_prompt, "tools": tools,
+            "continue_final_message": continue_final_message, "chat_template_kwargs": chat_template_kwargs,
+            "documents": documents, "reasoning_effort": reasoning_effort,
+        }  # fmt: skip
+        told: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         if "tools" in told:
             told["tool_choice"] = "none"
         bodies = [{"messages": each, **told, **_fields(p, is_chat=True)} for each, p in zip(listed, params)]
@@ -126,6 +135,10 @@ class LLM:
         defaults = self._served.state.settings.sampling_defaults
         told = {name: getattr(defaults, name, None) for name in SamplingParams.__slots__}
         return SamplingParams(**{name: value for name, value in told.items() if value is not None})
+
+    def get_tokenizer(self) -> ServedTokenizer:
+        """The model's tokenizer, and its chat template."""
+        return ServedTokenizer(self._served.state.tokenizer)
 
     def shutdown(self) -> None:
         """End the engine and its workers. Idempotent."""
