@@ -149,6 +149,26 @@ def test_the_tokenizer_is_the_engines(llm):
         tokenizer.apply_chat_template([{"content": "Hi"}])
 
 
+def test_a_grammar_begins_behind_the_thoughts_of_a_named_parser(model_dir):
+    messages = [{"role": "user", "content": "Hi"}]
+    opened = {"chat_template": "{{ messages[0].content }}<think>"}
+    closed = {"chat_template": "{{ messages[0].content }}<think></think>"}
+    params = SamplingParams(max_tokens=12, temperature=0, structured_outputs={"regex": "a{9}"})
+    with LLM(model_dir, **SMALL, reasoning_parser="qwen3") as llm:
+        (thinks,), (answers,) = (llm.chat(messages, params, use_tqdm=False, **each) for each in (opened, closed))
+        assert answers.outputs[0].text == "aaaaaaaaa"
+        assert not set(thinks.outputs[0].text) <= {"a"}, "free, and told: texts are what the model writes"
+        free = llm.chat(messages, SamplingParams(max_tokens=12, temperature=0), use_tqdm=False, **opened)[0]
+        assert thinks.outputs[0].text == free.outputs[0].text
+
+
+def test_without_a_named_parser_a_grammar_binds_from_the_first_token(llm):
+    params = SamplingParams(max_tokens=12, temperature=0, structured_outputs={"regex": "a{9}"})
+    template = "{{ messages[0].content }}<think>"
+    (output,) = llm.chat([{"role": "user", "content": "Hi"}], params, use_tqdm=False, chat_template=template)
+    assert output.outputs[0].text == "aaaaaaaaa"
+
+
 def test_the_makers_sampling_holds_where_none_is_given(llm):
     default = llm.get_default_sampling_params()
     assert (default.temperature, default.top_k, default.max_tokens) == (0.6, 20, 16)
@@ -186,6 +206,7 @@ def test_a_mistake_is_one_line_and_costs_nothing(call, told, llm):
          ["trust_remote_code: ", "tensor_parallel_size: "]),
         ({"memoryy": "1GiB"}, ConfigError, ["memoryy", "did you mean 'memory'"]),
         ({"max_num_seqs": "many"}, ConfigError, ["--max-num-seqs", "'many'"]),
+        ({"reasoning_parser": "nonsense"}, ConfigError, ["nonsense"]),
         ({"memory": "64KiB"}, BudgetError, ["65536 bytes is too small"]),
     ],
 )  # fmt: skip

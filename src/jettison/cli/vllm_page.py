@@ -56,7 +56,8 @@ Prompts are texts, token ids, or mappings with `prompt` or `prompt_token_ids`; a
 `text`, `token_ids`, `finish_reason`, `stop_reason`, `logprobs`. Without parameters the maker's sampling holds, and 16
 tokens. The engine is that of the server, on a thread of its own: a script needs no guard, and a notebook's loop is not
 in the way. Mistakes are one line (`jettison.errors.UserError`). `get_tokenizer()` gives a small object of our own, with
-`encode`, `decode`, `apply_chat_template` and the special tokens, not one of transformers.
+`encode`, `decode`, `apply_chat_template` and the special tokens, not one of transformers. Texts are what the model
+writes; with `reasoning_parser=NAME` a grammar binds what stands behind the thoughts.
 
 """
 

@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 from starlette.types import Message
 
-from jettison.config import KEYS, EngineConfig
+from jettison.config import KEYS, EngineConfig, TemplateConfig
 from jettison.config.cards import visible_cards
 from jettison.config.vllm.serving_rules import NO_LORA
 from jettison.config.vllm.translate import note_of, translate_values
@@ -169,6 +169,13 @@ def _config(model: str, flags: Mapping[str, Any]) -> EngineConfig:
     return replace(config, notes=(*note_of(found.notes), *config.notes))
 
 
+def _templates(told: TemplateConfig) -> TemplateConfig:
+    """The templates are the caller's own. A parser of thoughts that was named says where a grammar begins: behind them.
+    One that the template shows does not, as in vLLM: the answer is the text that the grammar binds, and no other."""
+    parser = "none" if told.reasoning_parser == "auto" else told.reasoning_parser
+    return replace(told, trust_requests=True, reasoning_parser=parser)
+
+
 def _fields(params: SamplingParams | None, *, is_chat: bool) -> dict[str, Any]:
     return {"max_tokens": 16} if params is None else params.fields(is_chat=is_chat)
 
@@ -230,13 +237,17 @@ class _Loop:
         await asyncio.gather(*rest, return_exceptions=True)
 
 
+class _Chats(ChatEndpoint):
+    tells_parts_apart = False
+
+
 class _Served:
     """A started engine and what turns requests into its own. Lives on the loop."""
 
     def __init__(self, engine: Engine, state: ServerState, window: int) -> None:
         self.engine, self.state = engine, state
         self.completions = CompletionEndpoint(state)
-        self.chats = ChatEndpoint(state)
+        self.chats = _Chats(state)
         self._places = asyncio.Semaphore(window)
 
     @classmethod
@@ -249,17 +260,17 @@ class _Served:
             max_stops=config.server.max_stop_strings, max_logprobs=config.server.max_logprobs,
             sampling_defaults=sampling_defaults(config), end_tokens=assembly.end_tokens,
             json_defaults=JsonDefaults.of(config.server.structured_outputs_config),
-            # The templates are the caller's own, and texts are what the model writes, thoughts and all.
-            templates=template_settings(replace(config.templates, trust_requests=True, reasoning_parser="none")))
+            templates=template_settings(_templates(config.templates)))
         tokenizer = Tokenizer.from_dir(
             config.model.model, max_template_chars=settings.max_template_chars, templates=settings.templates,
             byte_tokens=assembly.byte_tokens)
+        state = ServerState(engine, tokenizer, settings)  # before there is a worker: a parser may be unknown
         try:
             await engine.start()
         except BaseException:
             await engine.close()
             raise
-        return cls(engine, ServerState(engine, tokenizer, settings), _window(config))
+        return cls(engine, state, _window(config))
 
     async def close(self) -> None:
         """Give everything back. No thread is asked for: at the interpreter's end there is none to be had."""
