@@ -83,7 +83,10 @@ def default_of(fact: Fact):
 @pytest.mark.parametrize("name", [name for name, fact in known_flags().items() if default_of(fact) is not None])
 def test_what_vllm_takes_without_the_flag_is_never_refused(name):
     fact = known_flags()[name]
-    assert not translate_values({name.removeprefix("--"): default_of(fact)}, KEYS).refusals
+    found = translate_values({name.removeprefix("--"): default_of(fact)}, KEYS)
+    assert not found.refusals
+    for key, value in found.values.items():
+        KEYS[key.replace("-", "_")].parse(value)
     if fact.kind not in ("switch", "boolean") and name != "--model" and not isinstance(fact.default, (dict, list)):
         assert not translated("m", name, str(fact.default)).refusals
 
@@ -138,6 +141,7 @@ def test_what_vllm_takes_without_the_flag_is_never_refused(name):
         ('m --structured-outputs-config {"backend":"auto","reasoning_parser":""}', "m"),
         ("m --guided-decoding-disable-any-whitespace",
          '--structured-outputs-config={"disable_any_whitespace": true} m'),
+        ("m --reasoning-parser= --tool-call-parser=", "m"),
         ("m --response-role assistant --no-enable-per-request-metrics", "m"),
         ("m --help=ModelConfig", "--help"),
         ("m --config-format mistral --config f.yaml", "--config=f.yaml m"),

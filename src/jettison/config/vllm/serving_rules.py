@@ -83,6 +83,11 @@ def _no_white_space(value: object) -> Outcome:
     return Set("structured_outputs_config", {"disable_any_whitespace": True}) if value else Drop()
 
 
+def _parser(value: object) -> Outcome:
+    """An empty name is vLLM's word for none named."""
+    return Drop() if value == "" else Keep()
+
+
 _RUNS = {word: Drop() for word in ("auto", "generate")}
 
 SERVING: tuple[Rule, ...] = (
@@ -102,8 +107,6 @@ SERVING: tuple[Rule, ...] = (
         "--default-chat-template-kwargs": "Variables for the chat template.",
         "--exclude-tools-when-tool-choice-none": "Leave unused tools out of prompts.",
         "--enable-auto-tool-choice": "Let the model choose tools.",
-        "--tool-call-parser": "How tool calls are read out of the model's text.",
-        "--reasoning-parser": "How thinking is told from the answer.",
         "--served-model-name": "Names for clients; answers carry the first.",
         "--seed": "Seed for requests that send none.", "--max-model-len": "Longest request in tokens (4k, 32K, auto).",
         "--max-logprobs": "Most logprobs that a request may ask for.",
@@ -113,6 +116,8 @@ SERVING: tuple[Rule, ...] = (
         "--config": "YAML file of flags: ours and vLLM's, in one file.",
         "--device": "What to compute on.",
     }),
+    Rule("--tool-call-parser", "done", "How tool calls are read out of the model's text.", "", _parser),
+    Rule("--reasoning-parser", "done", "How thinking is told from the answer.", "", _parser),
     mapped("--model", "The model, as a flag.", "the model's place on the line", lambda value: Set("model", value)),
     mapped("--dtype", "Precision of weights, activations and KV.",
            "`auto`, `bfloat16`, `float32` (`float`); `half` and `float16` become `bfloat16`", _dtype),
@@ -241,7 +246,7 @@ SERVING: tuple[Rule, ...] = (
     *refused("a certificate is read at the start: restart the server after it was renewed", {
         "--enable-ssl-refresh": "Read renewed certificates.",
     }),
-    *refused("tools are held to their schemas as each request says (strict)", {
+    *refused("only tool_choice (required, or a name) binds a call to its tool's schema; strict does not", {
         "--tool-strict-level": "Least strictness of tool calls.",
     }),
     *refused(NO_LORA, {
