@@ -60,6 +60,12 @@ logger = logging.getLogger(__name__)
 Progress = bool | Callable[..., Any]
 """Whether there is a bar, or what makes one, with tqdm's arguments."""
 
+CHAT_OPTIONS = frozenset({
+    "chat_template_content_format", "add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs",
+    "documents", "reasoning_effort",
+})  # fmt: skip
+"""What ``LLM.chat`` takes for the template beside ``chat_template``."""
+
 CLOSE_WITHIN_S = 30.0
 """Patience with the engine's end; its workers end with this process anyway."""
 
@@ -104,27 +110,23 @@ class LLM:
     def chat(
         self, messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, use_tqdm: Progress = True,
-        lora_request: object = None, chat_template: str | None = None, chat_template_content_format: str = "auto",
-        add_generation_prompt: bool | None = None, continue_final_message: bool | None = None,
-        tools: list[dict[str, Any]] | None = None, chat_template_kwargs: dict[str, Any] | None = None, *,
-        documents: list[dict[str, Any]] | None = None, reasoning_effort: str | None = None,
+        lora_request: object = None, chat_template: str | None = None, **options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, by the model's chat template.
 
-        What follows ``lora_request`` is for the template, as in a chat request; ``tools`` are written into the prompt,
-        and calls of them are text. Raises as ``generate`` does.
+        ``options`` are for the template, as in a chat request (``CHAT_OPTIONS``); ``tools`` are written into the
+        prompt, and calls of them are text. Raises as ``generate`` does; TypeError for any other name.
         """
         _refuse_adapters(lora_request)
-        if chat_template_content_format not in ("auto", self._served.state.settings.templates.content_format):
+        if unknown := [name for name in options if name not in CHAT_OPTIONS]:
+            raise TypeError(f"LLM.chat() got an unexpected keyword argument {unknown[0]!r}")
+        written = options.pop("chat_template_content_format", None)
+        if written not in ("auto", None, self._served.state.settings.templates.content_format):
             raise RequestError("chat_template_content_format: say it to LLM", "chat_template_content_format")
         listed = listed_conversations(messages)
         params = listed_params(sampling_params, len(listed))
-        options = {
-            "chat_template": chat_template, "add_generation_prompt": add_generation_prompt, "tools": tools,
-            "continue_final_message": continue_final_message, "chat_template_kwargs": chat_template_kwargs,
-            "documents": documents, "reasoning_effort": reasoning_effort,
-        }  # fmt: skip
-        told: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        told = {"chat_template": chat_template, **options}
+        told = {name: value for name, value in told.items() if value is not None}
         if "tools" in told:
             told["tool_choice"] = "none"
         bodies = [{"messages": each, **told, **_fields(p, is_chat=True)} for each, p in zip(listed, params)]
