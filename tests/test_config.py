@@ -64,6 +64,14 @@ def test_flag_beats_environment_beats_file_beats_default():
     assert EngineConfig.resolve(file=file, environ={"JETTISON_API_KEY": ""}).server.api_keys == ("from-file",)
 
 
+def test_the_environment_of_vllm_keeps_the_server_closed():
+    config = EngineConfig.resolve(model="m", environ={"VLLM_API_KEY": "theirs", "JETTISON_API_KEY": ""})
+    assert (config.server.api_keys, config.provenance["api_key"]) == (("theirs",), "env")
+    both = {"VLLM_API_KEY": "theirs", "JETTISON_API_KEY": "ours"}
+    assert EngineConfig.resolve(model="m", environ=both).server.api_keys == ("ours",)
+    assert EngineConfig.resolve(model="m", environ=both, api_key="flag").server.api_keys == ("flag",)
+
+
 def test_what_depends_on_other_keys_is_worked_out():
     assert EngineConfig.resolve(model="m", instances=2, num_cores=7).num_threads == 3
     assert EngineConfig.resolve(model="m", instances=4, num_cores=2).num_threads == 1
@@ -146,6 +154,9 @@ def test_an_api_key_is_not_printed():
         ({"model": "m", "max_num_seqs": 600, "max_num_batched_tokens": 512},
          ["--max-num-seqs 600", "--max-num-batched-tokens 512"]),
         ({"model": "m", "environ": {"JETTISON_API_KEY": " x"}}, ["JETTISON_API_KEY"]),
+        ({"model": "m", "structured_outputs_config": {"backend": 1}}, ["--structured-outputs-config", "not backend"]),
+        ({"model": "m", "structured_outputs_config": '{"disable_any_whitespace": 3}'}, ["true or false"]),
+        ({"model": "m", "environ": {"VLLM_API_KEY": " x"}}, ["VLLM_API_KEY"]),
     ],
 )
 def test_a_wrong_value_is_named(arguments, words):

@@ -14,7 +14,7 @@ from jettison.config import KEYS, EngineConfig
 from jettison.config.vllm.engine_rules import ENGINE
 from jettison.config.vllm.facts import FACTS_FILE, OLDER, Fact, known_aliases, known_flags, read_facts
 from jettison.config.vllm.rules import Drop, Keep, Refuse, Set
-from jettison.config.vllm.serving_rules import COMING, SERVING
+from jettison.config.vllm.serving_rules import SERVING
 from jettison.config.vllm.table import RULES
 from jettison.config.vllm.translate import decide, note_of, translate_line, translate_values
 from jettison.errors import ConfigError
@@ -35,8 +35,9 @@ def test_every_flag_has_one_verdict_and_a_meaning():
 
 
 def test_what_is_done_is_ours():
-    done = {name for name, rule in RULES.items() if rule.verdict == "done"}
-    assert {name for name in done if name not in OURS} <= COMING <= done
+    assert {name for name, rule in RULES.items() if rule.verdict == "done"} <= OURS.keys()
+    rule = RULES["--seed"]
+    assert isinstance(decide(rule, known_flags()[rule.name], "1", ()), Refuse), "without a key: never dropped"
 
 
 def test_what_is_both_ours_and_vllms_is_done_or_mapped():
@@ -82,7 +83,10 @@ def default_of(fact: Fact):
 @pytest.mark.parametrize("name", [name for name, fact in known_flags().items() if default_of(fact) is not None])
 def test_what_vllm_takes_without_the_flag_is_never_refused(name):
     fact = known_flags()[name]
-    assert not translate_values({name.removeprefix("--"): default_of(fact)}, KEYS).refusals
+    found = translate_values({name.removeprefix("--"): default_of(fact)}, KEYS)
+    assert not found.refusals
+    for key, value in found.values.items():
+        KEYS[key.replace("-", "_")].parse(value)
     if fact.kind not in ("switch", "boolean") and name != "--model" and not isinstance(fact.default, (dict, list)):
         assert not translated("m", name, str(fact.default)).refusals
 
@@ -132,6 +136,13 @@ def test_what_vllm_takes_without_the_flag_is_never_refused(name):
         ("m --memory 1GiB --no-rebalance --host_memory=2GiB", "--memory 1GiB --no-rebalance --host-memory=2GiB m"),
         ("m --tool-call-parser hermes --enable-auto-tool-choice --reasoning-parser qwen3", None),
         ("m --limit-mm-per-prompt.image 0 --language-model-only", "m"),
+        ("m --structured-outputs-config.disable_any_whitespace true --structured-outputs-config.backend=xgrammar",
+         '--structured-outputs-config={"disable_any_whitespace": true} m'),
+        ('m --structured-outputs-config {"backend":"auto","reasoning_parser":""}', "m"),
+        ("m --guided-decoding-disable-any-whitespace",
+         '--structured-outputs-config={"disable_any_whitespace": true} m'),
+        ("m --reasoning-parser= --tool-call-parser=", "m"),
+        ("m --response-role assistant --no-enable-per-request-metrics", "m"),
         ("m --help=ModelConfig", "--help"),
         ("m --config-format mistral --config f.yaml", "--config=f.yaml m"),
         ("m --allowed-origins [\"*\"] -- -x", '--allowed-origins=["*"] m -- -x'),
@@ -163,6 +174,12 @@ def test_a_line_becomes_one_of_ours(words, line):
         ("m --memoryy 3", "--memoryy: no such option, here or in vLLM"),
         ("m --tensor-paralel-size 1", "did you mean '--tensor-parallel-size'?"),
         ("m --lora x", "--lora: adapters (LoRA) are not served"),
+        ('m --structured-outputs-config {"enable_in_reasoning":true}', "not enable_in_reasoning"),
+        ("m --structured-outputs-config.reasoning_parser qwen3", "not reasoning_parser: say --reasoning-parser"),
+        ("m --structured-outputs-config xgrammar", "needs a JSON object"),
+        ("m --response-role bot", "--response-role bot: answers have OpenAI's form"),
+        ("m --fingerprint-value x", "--fingerprint-value x: answers have"),
+        ("m --enable-per-request-metrics", "--enable-per-request-metrics: answers have"),
         ("m --device-ids GPU-1", "CUDA_VISIBLE_DEVICES takes names"),
         ("m --swap-space much", "--swap-space much: needs a number"),
         ("m --distributed-executor-backend ray", "all instances are on this machine"),

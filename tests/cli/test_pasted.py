@@ -13,6 +13,7 @@ from jettison.cli import from_vllm
 from jettison.cli.main import main
 from jettison.cli.vllm_lines import LINES, pasted, words_of
 from jettison.cli.vllm_page import page
+from jettison.config import API_KEY_VARIABLES
 from jettison.config.vllm.facts import FACTS_FILE, read_facts
 
 REFUSED = {
@@ -32,7 +33,8 @@ REFUSED = {
 def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.delenv("HF_HOME", raising=False)
-    monkeypatch.delenv("JETTISON_API_KEY", raising=False)
+    for name in API_KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
 
 def shown(capsys, *words) -> dict:

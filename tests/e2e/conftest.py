@@ -14,7 +14,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from jettison.config import API_KEY_VARIABLE, EngineConfig
+from jettison.config import API_KEY_VARIABLES, EngineConfig
 from jettison.device.model.create import create_model
 from jettison.live.engine.assembly import assemble
 from jettison.live.experiments.server_process import ServerProcess
@@ -58,7 +58,7 @@ def serving(model_dir, tmp_path_factory):
     def start(*, key: str | None = None, **flags: object) -> Iterator[Served]:
         log_path = tmp_path_factory.mktemp("server") / "log"
         process = ServerProcess(model_dir, COMMON_FLAGS | flags, log_path)
-        environment = child_environment() | ({} if key is None else {API_KEY_VARIABLE: key})
+        environment = child_environment() | ({} if key is None else {API_KEY_VARIABLES[0]: key})
         with as_environment(environment):
             process.start(START_TIMEOUT_S)
         try:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import jettison
-from jettison.config import API_KEY_VARIABLE
+from jettison.config import API_KEY_VARIABLES
 from jettison.live.experiments.server_process import ServerProcess
 
 PYTHON = sys.executable
@@ -43,7 +43,7 @@ def child_environment(**variables: str) -> dict[str, str]:
         "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NO_PROXY": "*", "no_proxy": "*",
         "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
     }  # fmt: skip
-    inherited = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    inherited = {name: value for name, value in os.environ.items() if name not in API_KEY_VARIABLES}
     return inherited | own | variables
 
 
@@ -51,7 +51,8 @@ def child_environment(**variables: str) -> dict[str, str]:
 def as_environment(variables: dict[str, str]) -> Iterator[None]:
     """``ServerProcess`` hands its own environment on: change it, and put it back."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(API_KEY_VARIABLE, raising=False)
+        for name in API_KEY_VARIABLES:
+            patch.delenv(name, raising=False)
         for name, value in variables.items():
             patch.setenv(name, value)
         yield

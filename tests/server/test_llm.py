@@ -124,6 +124,51 @@ def test_chats_go_through_the_template(llm):
     assert len(logprobs) in (1, 2)
 
 
+def test_a_chat_takes_the_names_of_the_template_and_no_others(llm):
+    messages = [{"role": "user", "content": "Hi"}]
+    for wrong in ({"max_tokens": 500}, {"n": 2}, {"nonsense": 1}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            llm.chat(messages, GREEDY, use_tqdm=False, **wrong)
+    with pytest.raises(RequestError, match="say it to LLM"):
+        llm.chat(messages, GREEDY, use_tqdm=False, chat_template_content_format="openai")
+    (output,) = llm.chat(messages, GREEDY, False, None, "[{{ messages[0].content }}]")
+    assert output.prompt == "[Hi]"
+
+
+def test_the_tokenizer_is_the_engines(llm):
+    tokenizer = llm.get_tokenizer()
+    messages = [{"role": "user", "content": "Hi"}]
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert tokenizer.apply_chat_template(messages, add_generation_prompt=True) == output.prompt_token_ids
+    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == output.prompt
+    assert tokenizer.decode(tokenizer.encode("Hello", add_special_tokens=False)) == "Hello"
+    assert max(tokenizer.encode("Hello")) < len(tokenizer) and tokenizer.chat_template
+    if tokenizer.eos_token is not None:
+        assert tokenizer.convert_tokens_to_ids(tokenizer.eos_token) == tokenizer.eos_token_id
+    with pytest.raises(RequestError, match="role"):
+        tokenizer.apply_chat_template([{"content": "Hi"}])
+
+
+def test_a_grammar_begins_behind_the_thoughts_of_a_named_parser(model_dir):
+    messages = [{"role": "user", "content": "Hi"}]
+    opened = {"chat_template": "{{ messages[0].content }}<think>"}
+    closed = {"chat_template": "{{ messages[0].content }}<think></think>"}
+    params = SamplingParams(max_tokens=12, temperature=0, structured_outputs={"regex": "a{9}"})
+    with LLM(model_dir, **SMALL, reasoning_parser="qwen3") as llm:
+        (thinks,), (answers,) = (llm.chat(messages, params, use_tqdm=False, **each) for each in (opened, closed))
+        assert answers.outputs[0].text == "aaaaaaaaa"
+        assert not set(thinks.outputs[0].text) <= {"a"}, "free, and told: texts are what the model writes"
+        free = llm.chat(messages, SamplingParams(max_tokens=12, temperature=0), use_tqdm=False, **opened)[0]
+        assert thinks.outputs[0].text == free.outputs[0].text
+
+
+def test_without_a_named_parser_a_grammar_binds_from_the_first_token(llm):
+    params = SamplingParams(max_tokens=12, temperature=0, structured_outputs={"regex": "a{9}"})
+    template = "{{ messages[0].content }}<think>"
+    (output,) = llm.chat([{"role": "user", "content": "Hi"}], params, use_tqdm=False, chat_template=template)
+    assert output.outputs[0].text == "aaaaaaaaa"
+
+
 def test_the_makers_sampling_holds_where_none_is_given(llm):
     default = llm.get_default_sampling_params()
     assert (default.temperature, default.top_k, default.max_tokens) == (0.6, 20, 16)
@@ -161,6 +206,7 @@ def test_a_mistake_is_one_line_and_costs_nothing(call, told, llm):
          ["trust_remote_code: ", "tensor_parallel_size: "]),
         ({"memoryy": "1GiB"}, ConfigError, ["memoryy", "did you mean 'memory'"]),
         ({"max_num_seqs": "many"}, ConfigError, ["--max-num-seqs", "'many'"]),
+        ({"reasoning_parser": "nonsense"}, ConfigError, ["nonsense"]),
         ({"memory": "64KiB"}, BudgetError, ["65536 bytes is too small"]),
     ],
 )  # fmt: skip
@@ -230,7 +276,8 @@ import sys
 from jettison import LLM, SamplingParams
 assert "torch" in sys.modules  # the class brings it
 llm = LLM(sys.argv[1], memory="64MiB", num_threads=1)
-outputs = llm.generate(["a", "b"], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
+params = SamplingParams(max_tokens=3, structured_outputs={"regex": "a{9}"})
+outputs = llm.generate(["a", "b"], params, use_tqdm=False)
 print(len(outputs[1].outputs[0].token_ids))
 if len(sys.argv) > 2:
     raise SystemExit(llm.shutdown())
@@ -244,7 +291,7 @@ def test_a_plain_script_needs_no_guard_and_leaves_nothing(arguments, model_dir, 
     marked = os.environ | {"LLM_TEST": str(tmp_path)}
     run = subprocess.run([sys.executable, str(script), str(model_dir), *arguments], capture_output=True, text=True,
                          timeout=120, env=marked)  # fmt: skip
-    assert run.returncode == 0 and run.stdout == "3\n" and "Traceback" not in run.stderr, run.stderr
+    assert run.returncode == 0 and run.stdout == "3\n" and run.stderr == "", "the engine is closed, told or not"
     deadline = time.monotonic() + 20
     while (left := _marked(f"LLM_TEST={tmp_path}")) and time.monotonic() < deadline:
         time.sleep(0.1)

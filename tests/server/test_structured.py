@@ -11,11 +11,12 @@ import pytest
 from fake_engine import FakeEngine
 from llguidance import LLMatcher
 
+from jettison.config import EngineConfig
 from jettison.server import compiling
 from jettison.server.compile_process import Compiler, Job
 from jettison.server.compiling import GrammarCompiler
 from jettison.server.errors import ApiError
-from jettison.server.structured import Constraint, _closed
+from jettison.server.structured import Constraint, JsonDefaults, _closed
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -308,6 +309,28 @@ async def test_options_of_json(app_client, app_engine):
     schema = json.loads(app_engine.accepted[-1].params.grammar.text)["grammars"][0]["json_schema"]
     assert schema["additionalProperties"] is False and schema["properties"]["a"]["additionalProperties"] is False
     assert schema["x-guidance"] == {"whitespace_flexible": False}
+
+
+async def test_the_operators_options_of_json_hold_where_the_request_has_none(serve):
+    config = EngineConfig.resolve(model="m", structured_outputs_config={
+        "disable_any_whitespace": "true", "disable_additional_properties": True})
+    engine = FakeEngine()
+
+    async def schema_of(served, **fields):
+        answer = await served.post(COMPLETIONS, {"prompt": "x", **fields})
+        assert answer.status_code == 200, answer.text
+        return json.loads(engine.accepted[-1].params.grammar.text)["grammars"][0]["json_schema"]
+
+    async with serve(engine, json_defaults=JsonDefaults.of(config.server.structured_outputs_config)) as served:
+        open_schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+        wrapped = {"type": "json_schema", "json_schema": {"name": "n", "schema": open_schema}}
+        schema = await schema_of(served, response_format=wrapped)
+        assert schema["additionalProperties"] is False and schema["x-guidance"] == {"whitespace_flexible": False}
+        asked = {"json": open_schema, "disable_any_whitespace": False, "disable_additional_properties": False}
+        schema = await schema_of(served, structured_outputs=asked)
+        assert "additionalProperties" not in schema and schema["x-guidance"]["whitespace_flexible"]
+        schema = await schema_of(served, response_format={"type": "json_object"})
+        assert "additionalProperties" not in schema, "it would be an empty one"
 
 
 async def test_a_model_without_end_tokens_has_no_structured_output(app_client, app_engine, monkeypatch):

@@ -34,6 +34,9 @@ keys of both. `jettison config show`, `batch run` and `profile` take the same fl
 What differs without a flag: `--host` is 127.0.0.1 (vLLM: all addresses), a token budget is 512 (`--max-num-seqs` where
 that is more), `--shutdown-timeout` 30 s, and `--gpu-memory-utilization` 0.9.
 
+Of the environment `VLLM_API_KEY` is taken as `JETTISON_API_KEY` is, where that is not set: a server that was closed
+stays closed. No other variable of vLLM's is read.
+
 `ORG/NAME` is looked for in the hub's cache: `--download-dir`, `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, `HF_HOME`,
 then `~/.cache/huggingface`; `--revision` is a branch, a tag or a commit. Nothing is downloaded: where a model is
 missing, the one line says `hf download ORG/NAME`.
@@ -52,7 +55,9 @@ with LLM("Qwen/Qwen3-0.6B", dtype="half", instances=2, memory="4GiB") as llm:  #
 Prompts are texts, token ids, or mappings with `prompt` or `prompt_token_ids`; answers come in their order, with
 `text`, `token_ids`, `finish_reason`, `stop_reason`, `logprobs`. Without parameters the maker's sampling holds, and 16
 tokens. The engine is that of the server, on a thread of its own: a script needs no guard, and a notebook's loop is not
-in the way. Mistakes are one line (`jettison.errors.UserError`).
+in the way. Mistakes are one line (`jettison.errors.UserError`). `get_tokenizer()` gives a small object of our own, with
+`encode`, `decode`, `apply_chat_template` and the special tokens, not one of transformers. Texts are what the model
+writes; with `reasoning_parser=NAME` a grammar binds what stands behind the thoughts.
 
 """
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from jettison.config.engine import KEYS, EngineConfig, Key, Source, usable_cores
 from jettison.config.model import ModelConfig
 from jettison.config.sections import (
-    API_KEY_VARIABLE,
+    API_KEY_VARIABLES,
     DEFAULT_MAX_NUM_SEQS,
     SECRET_KEYS,
     FaultsConfig,
@@ -28,7 +28,7 @@ from jettison.config.sections import (
 from jettison.config.values import format_bytes, parse_bytes
 
 __all__ = [
-    "API_KEY_VARIABLE",
+    "API_KEY_VARIABLES",
     "DEFAULT_MAX_NUM_SEQS",
     "KEYS",
     "SECRET_KEYS",

@@ -21,7 +21,7 @@ from jettison.config.network import CorsConfig, TlsConfig
 from jettison.config.offline import harvest_parts
 from jettison.config.rungs import uses_host_pool
 from jettison.config.sections import (
-    API_KEY_VARIABLE,
+    API_KEY_VARIABLES,
     DEFAULT_MAX_NUM_SEQS,
     DEFAULT_TOKEN_BUDGET,
     FaultsConfig,
@@ -122,7 +122,8 @@ class EngineConfig:
         """
         given: dict[str, _Given] = {}
         for source, mapping in _sources(file, environ, flags):
-            given |= _named(mapping, source, place_in_file)
+            place = (lambda _: _key_variable(environ) or "") if source == "env" else place_in_file
+            given |= _named(mapping, source, place)
         values: dict[str, Any] = {}
         for name, key in KEYS.items():
             values[name] = _parsed(key, given[name]) if name in given else key.default
@@ -136,7 +137,7 @@ class EngineConfig:
             for section, factory in _SECTIONS.items()
         }
         own = {key.field: values[key.name] for key in KEYS.values() if not key.section}
-        places = {name: said.place for name, said in given.items() if said.place}
+        places = {name: said.place for name, said in given.items() if said.source == "file"}
         return cls(**sections, **own, provenance=MappingProxyType(provenance), places=MappingProxyType(places),
                    notes=notes)
 
@@ -238,10 +239,16 @@ def _sources(
 ) -> list[tuple[Source, Mapping[str, object]]]:
     """The sources of values, weakest first."""
     sources: list[tuple[Source, Mapping[str, object]]] = [("file", file or {})]
-    if environ and environ.get(API_KEY_VARIABLE):
-        sources.append(("env", {"api_key": environ[API_KEY_VARIABLE]}))
+    variable = _key_variable(environ)
+    if environ and variable is not None:
+        sources.append(("env", {"api_key": environ[variable]}))
     sources.append(("flag", flags))
     return sources
+
+
+def _key_variable(environ: Mapping[str, str] | None) -> str | None:
+    """The variable that the API key is taken from."""
+    return next((name for name in API_KEY_VARIABLES if environ and environ.get(name)), None)
 
 
 def _has_word(text: str, *words: str) -> bool:
@@ -255,23 +262,23 @@ class _Given:
     raw: object
     source: Source
     place: str
-    """File and line of a value from a file; else empty."""
+    """File and line of a value from a file, the variable of one from the environment; else empty."""
 
     def label(self, key: Key) -> str:
         """The key as its source names it, for error messages."""
-        return {"flag": key.flag, "file": f"{self.place}: {key.name}", "env": API_KEY_VARIABLE}[self.source]
+        return {"flag": key.flag, "file": f"{self.place}: {key.name}", "env": self.place}[self.source]
 
 
 def _named(
-    mapping: Mapping[str, object], source: Source, place_in_file: Callable[[object], str] | None
+    mapping: Mapping[str, object], source: Source, place_of: Callable[[object], str] | None
 ) -> dict[str, _Given]:
     """The mapping under the keys' own names, dashes made underscores. Raises ConfigError for an unknown or repeated
     key."""
     named: dict[str, _Given] = {}
     for written, raw in mapping.items():
         place = ""
-        if source == "file":
-            place = "the configuration file" if place_in_file is None else place_in_file(written)
+        if source != "flag":
+            place = "the configuration file" if place_of is None else place_of(written)
         where = f"{place}: " if place else ""
         name = written.replace("-", "_") if isinstance(written, str) else written
         if name not in KEYS:
@@ -296,7 +303,7 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
     def told(name: str) -> str:
         """``--memory 1MiB``, or ``memory 1MiB (FILE, line 3)``."""
         key, value = KEYS[name], KEYS[name].show(values[name])
-        place = given[name].place if name in given else ""
+        place = given[name].place if name in given and given[name].source == "file" else ""
         return f"{key.name} {value} ({place})" if place else f"{key.flag} {value}"
 
     if values["model"]:

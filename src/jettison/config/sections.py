@@ -25,6 +25,7 @@ from jettison.config.values import (
     or_none,
     path_prefix,
     size_from,
+    switches,
     truth,
 )
 
@@ -48,7 +49,9 @@ Launcher = Literal["local"]
 Sleep = Literal["never", "auto"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-API_KEY_VARIABLE = "JETTISON_API_KEY"
+API_KEY_VARIABLES = ("JETTISON_API_KEY", "VLLM_API_KEY")
+"""Where a key may stand in the environment: the first that is set counts. The second is vLLM's, so that a server that
+comes from there stays closed."""
 SECRET_KEYS = ("api_key", "admin_key")
 """Keys with secret values, which are never shown."""
 DEFAULT_MAX_NUM_SEQS = 256
@@ -399,7 +402,7 @@ class ServerConfig:
     host: str = config_key("127.0.0.1", nonempty, "Address to listen on.", metavar="ADDRESS")
     port: int = config_key(8000, int_from(0, 65535), "Port to listen on (0: any free one).", metavar="PORT")
     api_keys: tuple[str, ...] = config_key(
-        (), nonempty_list, f"Key that clients must send; may be given more than once (also: {API_KEY_VARIABLE}).",
+        (), nonempty_list, f"Key that clients must send; may be given more than once (also: {API_KEY_VARIABLES[0]}).",
         name="api_key", metavar="KEY")
     api_key_file: str | None = config_key(
         None, nonempty, "More of them, one a line (lines that begin with # are left out); read again on SIGHUP. Unlike "
@@ -420,6 +423,10 @@ class ServerConfig:
     max_logprobs: int | None = config_key(
         20, all_or_int, "Alternatives to a token that a request may ask for (-1: the whole vocabulary).",
         metavar="N", unset="-1")
+    structured_outputs_config: str = config_key(
+        "{}", switches("disable_any_whitespace", "disable_additional_properties"), "What holds for JSON that requests "
+        "ask for, unless they say otherwise: a JSON object with disable_any_whitespace, disable_additional_properties.",
+        metavar="JSON")
     write_timeout_s: float = config_key(
         60.0, float_from(1.0), "A client that takes nothing of its answer for so long is cut off, and its request "
         "cancelled.", name="write_timeout", metavar="SECONDS")

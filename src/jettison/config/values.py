@@ -153,6 +153,19 @@ def json_object(value: object) -> str:
         raise ValueError(f"needs a JSON object of plain values, not {shown(value)}") from None
 
 
+def switches(*names: str) -> Callable[[object], str]:
+    """A JSON object that has booleans for some of these names; returned as text in standard form."""
+
+    def parse(value: object) -> str:
+        said = json.loads(json_object(value))
+        unknown = [name for name in said if name not in names]
+        if unknown:
+            raise ValueError(f"takes {', '.join(names)}, not {', '.join(unknown)}")
+        return json_object({name: truth(part) for name, part in said.items()})
+
+    return parse
+
+
 def truth(value: object) -> bool:
     """A boolean: true, yes or on; false, no or off."""
     if isinstance(value, bool):

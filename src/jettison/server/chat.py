@@ -167,6 +167,8 @@ class ChatEndpoint(GenerationEndpoint):
     """Messages in, an assistant's message out."""
 
     prompt_field = "messages"
+    tells_parts_apart = True
+    """Whether thoughts and calls are told apart from content; if not, an answer is the text that the model writes."""
 
     async def prepare(self, document: dict[str, Any]) -> tuple[GenerationPlan, list[Prompt], WireAnswer]:
         """See ``GenerationEndpoint``."""
@@ -201,7 +203,8 @@ class ChatEndpoint(GenerationEndpoint):
         speech = forms.speech(prompt.text or "", opened)
         constraint = constraint_of(calling, speech, plan.constraint, lambda text: tokenizer.encode(text, False))
         form = forms.form(
-            calling, speech, is_constrained=constraint is not None, tells_thoughts=tells_thoughts)
+            calling, speech, is_constrained=constraint is not None, tells_thoughts=tells_thoughts,
+        ) if self.tells_parts_apart else None  # fmt: skip
         return replace(plan, constraint=constraint, text=replace(plan.text, form=form))
 
 

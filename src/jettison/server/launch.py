@@ -35,6 +35,7 @@ from jettison.server.recorder import TraceRecorder
 from jettison.server.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
+from jettison.server.structured import JsonDefaults
 from jettison.server.tls import TlsSettings
 from jettison.server.tokenizer import Tokenizer
 
@@ -183,6 +184,7 @@ def _settings(
         tls=tls,
         default_seed=config.model.seed,
         sampling_defaults=defaults,
+        json_defaults=JsonDefaults.of(config.server.structured_outputs_config),
         end_tokens=assembly.end_tokens,
         max_stops=config.server.max_stop_strings,
         max_logprobs=config.server.max_logprobs,

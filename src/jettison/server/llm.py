@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 from starlette.types import Message
 
-from jettison.config import KEYS, EngineConfig
+from jettison.config import KEYS, EngineConfig, TemplateConfig
 from jettison.config.cards import visible_cards
 from jettison.config.vllm.serving_rules import NO_LORA
 from jettison.config.vllm.translate import note_of, translate_values
@@ -38,6 +38,7 @@ from jettison.server.errors import ApiError
 from jettison.server.generation import Generation, Job
 from jettison.server.launch import sampling_defaults
 from jettison.server.llm_outputs import Collector
+from jettison.server.llm_tokenizer import ServedTokenizer
 from jettison.server.llm_types import (
     Conversation,
     RequestOutput,
@@ -50,6 +51,7 @@ from jettison.server.prompts import Prompt
 from jettison.server.sampling import GenerationPlan
 from jettison.server.settings import ServerSettings
 from jettison.server.state import ServerState
+from jettison.server.structured import JsonDefaults
 from jettison.server.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -57,6 +59,12 @@ logger = logging.getLogger(__name__)
 
 Progress = bool | Callable[..., Any]
 """Whether there is a bar, or what makes one, with tqdm's arguments."""
+
+CHAT_OPTIONS = frozenset({
+    "chat_template_content_format", "add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs",
+    "documents", "reasoning_effort",
+})  # fmt: skip
+"""What ``LLM.chat`` takes for the template beside ``chat_template``."""
 
 CLOSE_WITHIN_S = 30.0
 """Patience with the engine's end; its workers end with this process anyway."""
@@ -101,20 +109,24 @@ class LLM:
 
     def chat(
         self, messages: Conversation | Sequence[Conversation],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *, use_tqdm: Progress = True,
-        **options: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, use_tqdm: Progress = True,
+        lora_request: object = None, chat_template: str | None = None, **options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, by the model's chat template.
 
-        ``options``: fields of a chat request for the template, such as ``chat_template``, ``chat_template_kwargs``,
-        ``add_generation_prompt``, ``continue_final_message`` and ``tools`` (which are written into the prompt). Raises
-        as ``generate`` does.
+        ``options`` are for the template, as in a chat request (``CHAT_OPTIONS``); ``tools`` are written into the
+        prompt, and calls of them are text. Raises as ``generate`` does; TypeError for any other name.
         """
-        _refuse_adapters(options.pop("lora_request", None))
+        _refuse_adapters(lora_request)
+        if unknown := [name for name in options if name not in CHAT_OPTIONS]:
+            raise TypeError(f"LLM.chat() got an unexpected keyword argument {unknown[0]!r}")
+        written = options.pop("chat_template_content_format", None)
+        if written not in ("auto", None, self._served.state.settings.templates.content_format):
+            raise RequestError("chat_template_content_format: say it to LLM", "chat_template_content_format")
         listed = listed_conversations(messages)
         params = listed_params(sampling_params, len(listed))
-        told = {name: value for name, value in options.items() if value is not None}
-        told.pop("chat_template_content_format", None)  # the constructor's
+        told = {"chat_template": chat_template, **options}
+        told = {name: value for name, value in told.items() if value is not None}
         if "tools" in told:
             told["tool_choice"] = "none"
         bodies = [{"messages": each, **told, **_fields(p, is_chat=True)} for each, p in zip(listed, params)]
@@ -125,6 +137,10 @@ class LLM:
         defaults = self._served.state.settings.sampling_defaults
         told = {name: getattr(defaults, name, None) for name in SamplingParams.__slots__}
         return SamplingParams(**{name: value for name, value in told.items() if value is not None})
+
+    def get_tokenizer(self) -> ServedTokenizer:
+        """The model's tokenizer, and its chat template."""
+        return ServedTokenizer(self._served.state.tokenizer)
 
     def shutdown(self) -> None:
         """End the engine and its workers. Idempotent."""
@@ -153,6 +169,13 @@ def _config(model: str, flags: Mapping[str, Any]) -> EngineConfig:
     found.check()
     config = EngineConfig.resolve(look_for_cards=visible_cards, **found.values)
     return replace(config, notes=(*note_of(found.notes), *config.notes))
+
+
+def _templates(told: TemplateConfig) -> TemplateConfig:
+    """The templates are the caller's own. A parser of thoughts that was named says where a grammar begins: behind them.
+    One that the template shows does not, as in vLLM: the answer is the text that the grammar binds, and no other."""
+    parser = "none" if told.reasoning_parser == "auto" else told.reasoning_parser
+    return replace(told, trust_requests=True, reasoning_parser=parser)
 
 
 def _fields(params: SamplingParams | None, *, is_chat: bool) -> dict[str, Any]:
@@ -216,13 +239,17 @@ class _Loop:
         await asyncio.gather(*rest, return_exceptions=True)
 
 
+class _Chats(ChatEndpoint):
+    tells_parts_apart = False
+
+
 class _Served:
     """A started engine and what turns requests into its own. Lives on the loop."""
 
     def __init__(self, engine: Engine, state: ServerState, window: int) -> None:
         self.engine, self.state = engine, state
         self.completions = CompletionEndpoint(state)
-        self.chats = ChatEndpoint(state)
+        self.chats = _Chats(state)
         self._places = asyncio.Semaphore(window)
 
     @classmethod
@@ -234,22 +261,25 @@ class _Served:
             model_names=config.model.served_model_names, default_seed=config.model.seed,
             max_stops=config.server.max_stop_strings, max_logprobs=config.server.max_logprobs,
             sampling_defaults=sampling_defaults(config), end_tokens=assembly.end_tokens,
-            # The templates are the caller's own, and texts are what the model writes, thoughts and all.
-            templates=template_settings(replace(config.templates, trust_requests=True, reasoning_parser="none")))
+            json_defaults=JsonDefaults.of(config.server.structured_outputs_config),
+            templates=template_settings(_templates(config.templates)))
         tokenizer = Tokenizer.from_dir(
             config.model.model, max_template_chars=settings.max_template_chars, templates=settings.templates,
             byte_tokens=assembly.byte_tokens)
+        state = ServerState(engine, tokenizer, settings)  # before there is a worker: a parser may be unknown
         try:
             await engine.start()
         except BaseException:
             await engine.close()
             raise
-        return cls(engine, ServerState(engine, tokenizer, settings), _window(config))
+        return cls(engine, state, _window(config))
 
     async def close(self) -> None:
-        """Give everything back."""
-        await asyncio.to_thread(self.state.grammars.close)
-        await self.engine.close()
+        """Give everything back. No thread is asked for: at the interpreter's end there is none to be had."""
+        try:
+            await self.engine.close()
+        finally:
+            self.state.grammars.close()
 
     async def answer(
         self, endpoint: GenerationEndpoint, bodies: Sequence[dict[str, Any]], params: Sequence[SamplingParams | None],

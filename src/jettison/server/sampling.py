@@ -241,7 +241,7 @@ def _plan(
         cache_salt=fields.cache_salt or "",
         service_tier=None if fields.service_tier is None else OFFLINE_TIER if wants_offline else SERVED_TIER,
         wants_offline=wants_offline,
-        constraint=constraint_of(fields),
+        constraint=constraint_of(fields, limits.json_defaults),
         length_field=length_field,
     )
 

@@ -13,6 +13,7 @@ from jettison.live.engine.cards import CardUse
 from jettison.server.chat_renderer import TemplateSettings
 from jettison.server.cors import CorsSettings
 from jettison.server.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from jettison.server.structured import NO_JSON_DEFAULTS, JsonDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class RequestLimits:
     """Alternatives to a token; None: the whole vocabulary."""
     defaults: SamplingDefaults = NO_DEFAULTS
     """Sampling defaults of the model's maker or the operator."""
+    json_defaults: JsonDefaults = NO_JSON_DEFAULTS
+    """The operator's, for JSON that a request asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class ServerSettings:
     """None: what is left of the context."""
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     """Sampling defaults of the model's maker; a request's own fields beat them."""
+    json_defaults: JsonDefaults = NO_JSON_DEFAULTS
+    """Likewise for JSON that requests ask for."""
     end_tokens: EndTokens | None = None
     """For ``/tokenizer_info``: the tokens that end a text, and the files that name them."""
     max_stops: int = 4
@@ -123,7 +128,7 @@ class ServerSettings:
         """The limits that requests are planned by."""
         return RequestLimits(
             self.default_completion_max_tokens, self.default_chat_max_tokens, self.max_stops, self.max_logprobs,
-            self.sampling_defaults)
+            self.sampling_defaults, self.json_defaults)
 
     @property
     def model_name(self) -> str:

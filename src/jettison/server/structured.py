@@ -45,6 +45,22 @@ MAX_CHOICES = 1024
 ANY_OBJECT = '{"type":"object"}'
 
 
+@dataclass(frozen=True, slots=True)
+class JsonDefaults:
+    """The operator's, for JSON that a request asks for: what vLLM's fields of these names say, where it has none."""
+
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+
+    @classmethod
+    def of(cls, text: str) -> JsonDefaults:
+        """Of the configuration's ``structured_outputs_config``, a JSON object."""
+        return cls(**msgspec.json.decode(text, type=dict[str, bool]))
+
+
+NO_JSON_DEFAULTS = JsonDefaults()
+
+
 class StructuredFields(msgspec.Struct, kw_only=True):
     """vLLM's ``structured_outputs``."""
 
@@ -80,14 +96,27 @@ class ConstraintFields(msgspec.Struct, kw_only=True):
     format: dict[str, Any] | str | None = None
 
 
-def constraint_of(fields: ConstraintFields) -> Constraint | None:
+def constraint_of(fields: ConstraintFields, defaults: JsonDefaults = NO_JSON_DEFAULTS) -> Constraint | None:
     """The one constraint of a body; None where it has none. Raises ApiError 400 that names the field: for two of them,
     and for one that is not written as it should be. Whether it can be compiled is seen later."""
     found = [*_of_response_format(fields.response_format), *_of_structured(fields), *_of_single_fields(fields)]
     if len(found) > 1:
         names = " and ".join(dict.fromkeys(constraint.param for constraint in found))
         raise bad_request(f"an answer can follow one constraint, and there are several: {names}.", found[1].param)
-    return found[0] if found else None
+    return _with_defaults(found[0], fields.structured_outputs, defaults) if found else None
+
+
+def _with_defaults(constraint: Constraint, asked: StructuredFields | None, defaults: JsonDefaults) -> Constraint:
+    """What the request says of white space and of properties goes before the operator's."""
+    if constraint.kind != "json":
+        return constraint
+    says_space = constraint.whitespace_pattern is not None or (asked and asked.disable_any_whitespace is not None)
+    says_closed = asked is not None and asked.disable_additional_properties is not None
+    space = "" if defaults.disable_any_whitespace and not says_space else constraint.whitespace_pattern
+    # Of any object there is no property that the schema names: closed it would be empty.
+    is_closed = defaults.disable_additional_properties and not says_closed and constraint.text != ANY_OBJECT
+    (made,) = _json(constraint.param, constraint.text, space, is_closed=is_closed)
+    return made
 
 
 def _of_response_format(value: dict[str, Any] | None) -> Iterator[Constraint]:

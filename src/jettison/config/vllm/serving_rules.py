@@ -15,10 +15,9 @@ _NO_LOG = "requests and answers are never logged, and the web server has no log 
 _SEEN_ELSEWHERE = "/metrics, --timeline and `jettison explain` show what the engine does"
 _ALWAYS = "it is always so here"
 
-COMING = frozenset({
-    "--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser", "--structured-outputs-config",
-})  # fmt: skip
-"""Done by parts of Jettison that may not be in this tree: where no key is there, the flag is left out."""
+_ONE_BACKEND = "there is one implementation of structured output (docs/using.md)"
+_STRUCTURED = ("disable_any_whitespace", "disable_additional_properties")
+"""Parts of the structured outputs' configuration that are done."""
 
 
 def _dtype(value: object) -> Outcome:
@@ -63,6 +62,32 @@ def _config_of_mistral(value: object) -> Outcome:
     return Refuse("the folder's config.json and tokenizer.json are what is read")
 
 
+def _structured(value: object) -> Outcome:
+    """vLLM's settings of structured output: two are ours, the library is of no matter."""
+    if not isinstance(value, dict):
+        return Refuse("needs a JSON object")
+    said = {str(name).replace("-", "_"): part for name, part in value.items()}
+    has_backend = bool(said.keys() & {"backend", "disable_fallback"})
+    others = sorted(name for name, part in said.items()
+                    if name not in (*_STRUCTURED, "backend", "disable_fallback") and part not in (None, False, ""))
+    if others:
+        return Refuse(f"of its parts {' and '.join(_STRUCTURED)} are done, and requests may say them, too "
+                      f"(structured_outputs); not {', '.join(others)}"
+                      f"{': say --reasoning-parser' if 'reasoning_parser' in others else ''}")  # fmt: skip
+    taken = {name: said[name] for name in _STRUCTURED if said.get(name) is not None}
+    note = f"backend: {_ONE_BACKEND}" if has_backend else ""
+    return Set("structured_outputs_config", taken, note) if taken else Drop(note)
+
+
+def _no_white_space(value: object) -> Outcome:
+    return Set("structured_outputs_config", {"disable_any_whitespace": True}) if value else Drop()
+
+
+def _parser(value: object) -> Outcome:
+    """An empty name is vLLM's word for none named."""
+    return Drop() if value == "" else Keep()
+
+
 _RUNS = {word: Drop() for word in ("auto", "generate")}
 
 SERVING: tuple[Rule, ...] = (
@@ -82,9 +107,6 @@ SERVING: tuple[Rule, ...] = (
         "--default-chat-template-kwargs": "Variables for the chat template.",
         "--exclude-tools-when-tool-choice-none": "Leave unused tools out of prompts.",
         "--enable-auto-tool-choice": "Let the model choose tools.",
-        "--tool-call-parser": "How tool calls are read out of the model's text.",
-        "--reasoning-parser": "How thinking is told from the answer.",
-        "--structured-outputs-config": "Settings of structured output.",
         "--served-model-name": "Names for clients; answers carry the first.",
         "--seed": "Seed for requests that send none.", "--max-model-len": "Longest request in tokens (4k, 32K, auto).",
         "--max-logprobs": "Most logprobs that a request may ask for.",
@@ -94,6 +116,8 @@ SERVING: tuple[Rule, ...] = (
         "--config": "YAML file of flags: ours and vLLM's, in one file.",
         "--device": "What to compute on.",
     }),
+    Rule("--tool-call-parser", "done", "How tool calls are read out of the model's text.", "", _parser),
+    Rule("--reasoning-parser", "done", "How thinking is told from the answer.", "", _parser),
     mapped("--model", "The model, as a flag.", "the model's place on the line", lambda value: Set("model", value)),
     mapped("--dtype", "Precision of weights, activations and KV.",
            "`auto`, `bfloat16`, `float32` (`float`); `half` and `float16` become `bfloat16`", _dtype),
@@ -102,6 +126,11 @@ SERVING: tuple[Rule, ...] = (
     mapped("--quantization", "Method of quantized weights.",
            "the folder says it: known methods have no effect; others refused", _quantization),
     mapped("--log-level", "Least severe message logged.", "`--log-level`, in lower case", _log_level),
+    mapped("--structured-outputs-config", "Settings of structured output.",
+           "`disable_any_whitespace`, `disable_additional_properties`: defaults for requests; `backend`: without "
+           "effect; others refused", _structured),
+    mapped("--guided-decoding-disable-any-whitespace", "No free spaces in JSON.",
+           "`--structured-outputs-config '{\"disable_any_whitespace\": true}'`", _no_white_space),
     mapped("--tokenizer-mode", "Which tokenizer code to use.",
            "`auto`, `hf`, `slow`, `mistral`: the folder's tokenizer.json; others refused", _config_of_mistral),
     mapped("--config-format", "Which configuration file to read.",
@@ -155,8 +184,7 @@ SERVING: tuple[Rule, ...] = (
         "--tokenizer-pool-type": "Their kind.", "--enable-flash-late-interaction": "Scores of late interaction.",
         "--cohere-is-reasoning-model": "For Cohere's API.", "--cohere-format": "For Cohere's API.",
         "--anthropic-disabled-thinking-effort": "For Anthropic's API.",
-        "--fingerprint-mode": "What system_fingerprint says.", "--fingerprint-value": "Its text.",
-        "--enable-per-request-metrics": "Times in answers.", "--response-role": "Role of answers (assistant).",
+        "--fingerprint-mode": "What system_fingerprint says.",
     }),
     *harmless("nothing is downloaded: models are found in the hub's cache or in a folder", {
         "--hf-token": "Key of the hub.", "--code-revision": "Revision of a model's code.",
@@ -169,10 +197,9 @@ SERVING: tuple[Rule, ...] = (
         "--model-loader-extra-config": "Settings of a loader.", "--pt-load-map-location": "Device of .pt files.",
         "--max-parallel-loading-workers": "Workers that load at a time.",
     }),
-    *harmless("there is one implementation of structured output (docs/using.md)", {
+    *harmless(_ONE_BACKEND, {
         "--guided-decoding-backend": "Library for structured output.",
         "--guided-decoding-disable-fallback": "No other library where it fails.",
-        "--guided-decoding-disable-any-whitespace": "No free spaces in JSON.",
     }),
     *harmless("--reasoning-parser alone says it", {"--enable-reasoning": "Thinking apart from the answer."}),
     *refused("nothing from a model folder is executed: leave the flag out. What Jettison serves needs no code of the "
@@ -203,6 +230,11 @@ SERVING: tuple[Rule, ...] = (
         "--return-tokens-as-token-ids": "Names of tokens as numbers, for all.",
         "--enable-force-include-usage": "Usage in every stream.",
     }),
+    *refused("answers have OpenAI's form: their role is assistant, and they carry no text of yours and no times "
+             "(/metrics and --timeline tell these)", {
+        "--response-role": "Role of answers.", "--fingerprint-value": "Text of system_fingerprint.",
+        "--enable-per-request-metrics": "Times in answers.",
+    }),
     *refused("log-probabilities are of the model's own distribution, before temperature", {
         "--logprobs-mode": "Which numbers logprobs are.",
     }),
@@ -214,7 +246,7 @@ SERVING: tuple[Rule, ...] = (
     *refused("a certificate is read at the start: restart the server after it was renewed", {
         "--enable-ssl-refresh": "Read renewed certificates.",
     }),
-    *refused("tools are held to their schemas as each request says (strict)", {
+    *refused("only tool_choice (required, or a name) binds a call to its tool's schema; strict does not", {
         "--tool-strict-level": "Least strictness of tool calls.",
     }),
     *refused(NO_LORA, {

@@ -105,9 +105,9 @@ def decide(rule: Rule, fact: Fact, value: object, ours: Collection[str]) -> Outc
     if rule.verdict == "mapped":
         return Drop() if value is None else rule.act(_decoded(value))
     if rule.name in ours:
-        return Keep()
+        return rule.act(value) if rule.verdict == "done" else Keep()
     if rule.verdict == "done":
-        return Drop()
+        return Refuse(f"this build has no {rule.name}")  # never dropped: what it asks for would not be done
     return Drop() if is_neutral(fact, value) else rule.act(_decoded(value))
 
 

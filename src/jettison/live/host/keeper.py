@@ -24,7 +24,7 @@ from typing import NamedTuple
 import msgspec
 
 import jettison
-from jettison.config import API_KEY_VARIABLE
+from jettison.config import API_KEY_VARIABLES
 from jettison.device.kernels.onednn import bound_onednn_caches
 from jettison.device.sharedcopy import open_shared_copy
 from jettison.live.host.forkserver import FORK_SERVERS, ForkServer, fork_servers_kept
@@ -289,8 +289,7 @@ def standard_fds(until: ExitStack) -> tuple[int, int]:
 def worker_environment(num_threads: int) -> dict[str, str]:
     """A process of ours: this package importable, thread counts and bounds of caches in force before any
     import, no API key."""
-    env = dict(os.environ)
-    env.pop(API_KEY_VARIABLE, None)
+    env = {name: value for name, value in os.environ.items() if name not in API_KEY_VARIABLES}
     package_root = str(Path(jettison.__file__).resolve().parent.parent)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

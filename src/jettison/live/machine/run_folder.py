@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 import jettison
-from jettison.config import API_KEY_VARIABLE
+from jettison.config import API_KEY_VARIABLES
 from jettison.errors import UserError
 
 PREFIX = "jettison-run-"
@@ -113,7 +113,7 @@ def _guard(path: Path) -> subprocess.Popen[bytes] | None:
     own, so that no signal to this one's reaches it, and no secret in its environment. None where the machine has no
     room for another process."""
     command = (sys.executable, "-P", "-m", "jettison.live.machine.run_folder", str(path))
-    env = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    env = {name: value for name, value in os.environ.items() if name not in API_KEY_VARIABLES}
     package_root = str(Path(jettison.__file__).resolve().parent.parent)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
     try:

@@ -35,6 +35,7 @@ from jettison.server.chat_renderer import template_settings
 from jettison.server.launch import batch_settings, sampling_defaults
 from jettison.server.settings import ServerSettings
 from jettison.server.state import ServerState
+from jettison.server.structured import JsonDefaults
 from jettison.server.tokenizer import Tokenizer
 
 POLL_S = 0.2
@@ -76,7 +77,9 @@ async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) 
     server = ServerSettings(
         model_names=config.model.served_model_names, default_seed=config.model.seed,
         max_stops=config.server.max_stop_strings, max_logprobs=config.server.max_logprobs,
-        sampling_defaults=sampling_defaults(config), templates=template_settings(config.templates))
+        sampling_defaults=sampling_defaults(config),
+        json_defaults=JsonDefaults.of(config.server.structured_outputs_config),
+        templates=template_settings(config.templates))
     tokenizer = Tokenizer.from_dir(
         settings.model_dir, max_template_chars=server.max_template_chars, templates=server.templates,
         byte_tokens=settings.byte_tokens)
