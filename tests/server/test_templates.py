@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -400,6 +401,7 @@ def test_tools_are_in_the_system_message_where_the_template_reads_them_there(cap
 
 
 def test_a_template_that_writes_no_tools_is_told_at_the_start(caplog):
+    caplog.set_level(logging.INFO)
     renderer("{% if tools %}Tools!{% endif %}" + PLAIN, tool_call_parser="none")
     assert "writes no tools" not in caplog.text
     for source in (PLAIN, "{% if tools %}Tools!{% endif %}" + PLAIN):

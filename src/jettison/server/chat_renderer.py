@@ -135,14 +135,14 @@ class ChatRenderer:
             logger.warning(
                 "%s: the chat template leaves out what is said by: %s", self._default.template.source_name,
                 ", ".join(self._default.traits.lost))
-        self._warn_of_tools()
+        self._tell_of_tools()
 
-    def _warn_of_tools(self) -> None:
+    def _tell_of_tools(self) -> None:
         if self.settings.tool_call_parser == "none":  # tools are no matter of this server's
             return
         tried = self._with_tools or self._default
         if isinstance(tried, _Tried) and tried.traits.tools == "nowhere":
-            logger.warning(
+            logger.info(
                 "%s: the chat template writes no tools, so the model learns of none: --chat-template FILE with one that"
                 " does", tried.template.source_name)
 
