@@ -31,6 +31,9 @@ COMMANDS = ["batch run", "bench", "bill", "config show", "demo", "explain", "mod
             "reproduce", "serve", "simulate", "trace info", "trace slice", "trace upscale", "trace synth",
             "trace fetch", "validate", "verify", "version"]  # fmt: skip
 
+NO_TOKENIZER = SimpleNamespace(turn_end=lambda: None, special_tokens={}, chat=SimpleNamespace(
+    settings=SimpleNamespace(tool_call_parser="none", reasoning_parser="none"), source=None, source_with_tools=None))
+
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command, capsys):
@@ -250,7 +253,7 @@ def test_a_time_line_that_cannot_be_written_is_told_before_the_model_loads(tmp_p
     prepared = SimpleNamespace(end_tokens=EndTokens((), ()), byte_tokens=None)
     monkeypatch.setattr(launch.Engine, "prepare", lambda self: prepared)
     monkeypatch.setattr(launch, "health_details", lambda _: {})
-    monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: SimpleNamespace(turn_end=lambda: None))
+    monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: NO_TOKENIZER)
     monkeypatch.setattr(launch, "_start", lambda *_: pytest.fail("it loaded"))
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "line.json"
@@ -264,7 +267,7 @@ def test_a_port_in_use_is_one_line(tmp_path, monkeypatch, capsys):
     prepared = SimpleNamespace(end_tokens=EndTokens((), ()), byte_tokens=None)
     monkeypatch.setattr(launch.Engine, "prepare", lambda self: prepared)
     monkeypatch.setattr(launch, "health_details", lambda _: {})
-    monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: SimpleNamespace(turn_end=lambda: None))
+    monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: NO_TOKENIZER)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -354,7 +357,8 @@ def test_config_show_as_a_table(capsys, monkeypatch):
 
 @pytest.mark.parametrize("key", [key for key in KEYS.values() if key.name != "model"], ids=lambda key: key.name)
 def test_every_key_is_a_flag(key, capsys):
-    texts = {"api_key": "k", "admin_key": "k", "served_model_name": "name"}
+    texts = {"api_key": "k", "admin_key": "k", "served_model_name": "name",
+             "structured_outputs_config": '{"disable_any_whitespace": true}'}
     value = [] if key.is_bool else [texts.get(key.name, key.show(key.default))]
     shown = shown_config(capsys, "m", key.flag, *value)
     assert shown[key.name]["source"] == "flag"

@@ -105,9 +105,9 @@ def qwen_coder_bare(calls):
 
 
 def harmony(calls):
-    return "<|end|><|start|>assistant".join(
+    return "<|start|>assistant".join(
         f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{as_json(told)}<|call|>"
-        for name, told in calls).replace("<|call|><|end|>", "<|call|>")
+        for name, told in calls)
 
 
 def harmony_in_role(calls):
