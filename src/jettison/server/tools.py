@@ -39,8 +39,6 @@ class ToolPlan:
         return tuple(tool for tool in self.tools if self.name is None or tool["function"]["name"] == self.name)
 
 
-NO_TOOLS = ToolPlan()
-
 
 def plan_tools(fields: ChatFields) -> ToolPlan:
     """Raises ApiError 400 that names the field."""
