@@ -162,11 +162,6 @@ class GrammarState:
         """Whether the grammar has not begun."""
         return not self._has_begun
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether an end token has been drawn behind it."""
-        return self._has_ended
-
     def is_before(self, num_before: int, output_ids: bytes) -> bool:
         """Whether its tokens are the beginning of an output, of which those from ``num_before`` on are given."""
         num_tokens, output = len(self._tokens), unpack_ints(output_ids)

@@ -39,7 +39,6 @@ class ToolPlan:
         return tuple(tool for tool in self.tools if self.name is None or tool["function"]["name"] == self.name)
 
 
-
 def plan_tools(fields: ChatFields) -> ToolPlan:
     """Raises ApiError 400 that names the field."""
     is_old = bool(fields.functions) and not fields.tools
