@@ -1,6 +1,7 @@
 """Moves under load on one card: an exchange, a restore beside decoding, a worker killed in a drop and in an exchange.
 
     python3 -m benchmarks gpu faults --out gpu_faults.json        # two instances of a 7B shape, under a minute
+    python3 -m benchmarks gpu faults --moves-only --piece-bytes 33554432    # by the size of an exchange's pieces
     python3 -m benchmarks gpu faults --device cpu --tiny          # the same on a processor, at toy sizes
 
 The same requests run undisturbed, through an exchange and a restore, and through two deaths; their tokens must be
@@ -219,6 +220,8 @@ async def run_all(models: Path, options: argparse.Namespace, results: Results) -
     }  # fmt: skip
     if tiny:
         more |= {"num_threads": 1, "page_size": 4096, "exchange_piece_bytes": 4096}
+    if options.piece_bytes is not None:
+        more["exchange_piece_bytes"] = options.piece_bytes
     size, num_output = ((8, 40), 400) if tiny else ((32, 1024), 320)
     config = config_for("7b", models, options, **more)
     num_blocks = size[0] * (5 * size[1] // 8 + num_output) * 11 // 160  # a survivor holds about all of it
@@ -239,7 +242,7 @@ async def run_all(models: Path, options: argparse.Namespace, results: Results) -
             results.tell("gap between tokens undisturbed, P99, ms", load.gap_ms(0.99))
             await moves(engine, load, wanted, results)
             beginning = [tokens[: num_output // 3] for tokens in wanted]
-            for where in DEATHS:
+            for where in () if options.moves_only else DEATHS:
                 used = await death(engine, load, beginning, where, rules, card, results)
                 if where != list(DEATHS)[-1]:
                     await successor(engine, used, results)
@@ -255,6 +258,8 @@ def main() -> int:
     parser.add_argument("--out", default="gpu_faults.json")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="toy sizes")
+    parser.add_argument("--moves-only", action="store_true", help="the exchange and the restore, without deaths")
+    parser.add_argument("--piece-bytes", type=int, help="of the exchange (default: the device's)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         models = Path(name)

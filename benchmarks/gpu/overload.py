@@ -191,7 +191,8 @@ async def run_all(models: Path, options: argparse.Namespace, document: Document)
         batches, prompt = ((2, 8), 48) if options.tiny else ((8, 32, 96), 2047)
         speed = await measured_speed(engine, batches, prompt)
         document |= {"speed": [speed.prefill_tokens_per_s, speed.decode_base_s, speed.decode_per_request_s]}
-        base = base_load(options, engine.info.max_request_tokens * 3 // 4)
+        longest = min(engine.info.max_request_tokens, capacity // options.instances)  # not all policies merge
+        base = base_load(options, longest * 3 // 4)
         for peak in options.peak:
             load = with_peak(base, peak * capacity, speed, deployment, options.seed)
             runs.append({"peak": peak} | told_of(load, options))

@@ -108,7 +108,11 @@ def test_the_list_of_reasons_is_closed(tmp_path: Path) -> None:
     limits = replace(has.assembly.limits, sheds_rows=False)
     lack = why_not(Needs(sheds_rows=True), has._replace(assembly=replace(has.assembly, limits=limits)))
     assert lack is not None and lack[0] is Lack.ROWS and "cannot go on later" in lack[1]
-    assert set(Lack) == {Lack.LAYERS, Lack.ROWS, Lack.MEMORY}
+    assert why_not(Needs(has_tokenizer=True), has) is None
+    (tmp_path / "m" / "tokenizer.json").unlink()
+    lack = why_not(Needs(has_tokenizer=True), has)
+    assert lack is not None and lack[0] is Lack.TOKENIZER and "this folder has none" in lack[1]
+    assert set(Lack) == {Lack.LAYERS, Lack.ROWS, Lack.TOKENIZER, Lack.MEMORY}
 
 
 def test_answers_that_would_end_early_do_not(tmp_path: Path) -> None:
