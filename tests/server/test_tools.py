@@ -607,3 +607,29 @@ async def test_no_value_of_the_new_fields_is_our_fault(family, tokenizer_of, cap
     server_state(app).grammars.close()
     assert min(statuses[200], statuses[400]) > NUM_FUZZED // 20, statuses
     assert "Traceback" not in caplog.text
+
+
+async def test_some_of_the_tools_may_be_allowed(serve, tokenizer_of):
+    """OpenAI's ``allowed_tools``: all are in the prompt, which so stays the same from turn to turn, and some are
+    called."""
+    named = {"type": "function", "function": {"name": "now"}}
+    async with serve(says(hermes(TWO)), tokenizer=tokenizer_of(template("qwen3"))) as served:
+        for mode in ("auto", "required"):
+            choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+            message, end, _, _ = await both_ways(served, tools=TOOLS, tool_choice=choice)
+            assert called(message) == [("now", {})] and end == "tool_calls"
+            accepted = served.state.engine.accepted[-1]
+            assert '"name": "get_weather"' in bytes(t for t in accepted.prompt_token_ids if t < 256).decode()
+            grammar = accepted.params.grammar
+            assert (grammar is None) == (mode == "auto")
+            assert grammar is None or ("now" in grammar.text and "get_weather" not in grammar.text)
+        flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+        choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]}
+        body = {"model": "fake", "input": "x", "tools": flat, "tool_choice": choice}
+        answer = await served.post("/v1/responses", body)
+        assert [item.get("name") for item in answer.json()["output"] if item["type"] == "function_call"] == ["now"]
+        for bad in ({}, {"mode": "auto"}, {"mode": "some", "tools": [named]}, {"mode": "auto", "tools": [3]},
+                    {"mode": "auto", "tools": [{"type": "function", "function": {"name": "other"}}]}, 7):
+            wrong = await served.post("/v1/chat/completions", ASK | {
+                "tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": bad}})
+            assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tool_choice")

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jettison.server.answer_form import Form
+from jettison.server.conversation import SHORT_ID_CHARS
 from jettison.server.parsers.parts import Part
 
 _LETTERS = string.ascii_letters + string.digits
-SHORT_ID_CHARS, ID_CHARS = 9, 24
+ID_CHARS = 24
 
 
 class ChoiceParts:

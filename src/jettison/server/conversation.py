@@ -6,6 +6,7 @@ rendered here.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from jettison.server.template_traits import Traits, content_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES = 4096
+SHORT_ID_CHARS = 9
+"""Letters and digits of a call's id in templates that take no other."""
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 """Types of parts that carry a text, under ``text`` or their own name, as vLLM takes them."""
 _LEADERS = ("system", "developer")
@@ -155,8 +158,17 @@ def _fitted(message: Message, traits: Traits) -> Message:
     elif form == "parts" and isinstance(fit["content"], str):
         fit["content"] = content_of(fit["content"], form)
     if "tool_calls" in fit:
-        fit["tool_calls"] = [_fitted_call(call, traits.wants_text_arguments) for call in fit["tool_calls"]]
+        fit["tool_calls"] = [_fitted_call(call, traits) for call in fit["tool_calls"]]
+    if traits.wants_short_ids and isinstance(fit.get("tool_call_id"), str):
+        fit["tool_call_id"] = _short_id(fit["tool_call_id"])
     return fit
+
+
+def _short_id(call_id: str) -> str:
+    """The id of a call, or one made from it where it has another form: other servers' calls are in histories, too."""
+    if len(call_id) == SHORT_ID_CHARS and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.blake2b(call_id.encode(errors="replace")).hexdigest()[:SHORT_ID_CHARS]
 
 
 def with_tools(
@@ -177,10 +189,12 @@ def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
-def _fitted_call(call: dict[str, Any], wants_text: bool) -> dict[str, Any]:
+def _fitted_call(call: dict[str, Any], traits: Traits) -> dict[str, Any]:
     function = dict(call["function"])
     arguments = function.get("arguments")
-    if wants_text:
+    if traits.wants_short_ids and isinstance(call.get("id"), str):
+        call = call | {"id": _short_id(call["id"])}
+    if traits.wants_text_arguments:
         written = arguments or {}
         function["arguments"] = written if isinstance(written, str) else json.dumps(written, ensure_ascii=False)
     else:

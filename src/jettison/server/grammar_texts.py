@@ -21,6 +21,7 @@ WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 """Between tokens of JSON, unless a request says otherwise: enough for a deep indentation, and bounded, as models that
 may write white space for ever do."""
 ANY_OBJECT = '{"type":"object"}'
+_OPTIONS = "x-guidance"
 _ANY_TEXT = r"/(.|\n)*/"
 
 
@@ -68,7 +69,20 @@ def _schema(text: str) -> str:
         raise ConstraintError(f"the schema is no JSON: {error}") from None
     if not isinstance(schema, dict | bool):
         raise ConstraintError("a schema is an object, true or false")
-    return json.dumps({} if schema is True else {"not": {}} if schema is False else schema)
+    whole = {} if schema is True else {"not": {}} if schema is False else schema
+    if _OPTIONS in whole:
+        whole = whole | {_OPTIONS: _own_options(whole)}
+    return json.dumps(whole)
+
+
+def _own_options(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What a schema may say to llguidance itself: its other options have it write what is no JSON (separators), or
+    leave out what it cannot follow."""
+    told = schema.get(_OPTIONS) or {}
+    known = isinstance(told, dict) and told.keys() <= {"coerce_one_of", "whitespace_flexible", "whitespace_pattern"}
+    if not known:
+        raise ConstraintError(f"of {_OPTIONS} only coerce_one_of, whitespace_flexible and whitespace_pattern are done")
+    return {"coerce_one_of": bool(told.get("coerce_one_of", False))}
 
 
 def _choices(text: str) -> list[str]:
@@ -164,7 +178,8 @@ class _Tags:
         if not isinstance(schema, dict | bool):
             raise ConstraintError("json_schema must be an object")
         whole = {} if schema is True else {"not": {}} if schema is False else schema
-        return "%json " + json.dumps({**whole, "x-guidance": _options(self._white_space)})
+        own = _own_options(whole) if _OPTIONS in whole else {}
+        return "%json " + json.dumps({**whole, _OPTIONS: {**own, **_options(self._white_space)}})
 
     def _tag(self, document: Mapping[str, Any], begin: str) -> str:
         """A tag, of whose beginning ``begin`` is still to be written. Free text within it ends with its end."""

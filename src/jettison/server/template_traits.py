@@ -57,6 +57,8 @@ class Traits:
     (``system``: Phi-4-mini's)."""
     lost: tuple[str, ...] = ()
     """Roles with words that it leaves out of the prompt."""
+    wants_short_ids: bool = False
+    """Whether it refuses ids of tool calls that do not have nine letters and digits: Mistral's."""
 
     def form_of(self, role: str) -> Form:
         """The form of a message of this role; for an unknown role, that of the user's messages."""
@@ -110,7 +112,8 @@ def find_traits(template: ChatTemplate, variables: Mapping[str, Any], told: Form
     forms = dict(forms) | {"tool": _tool_form(trial, plain, no_content, wants_text, told)}
     traits = Traits(
         forms, _knows_developer(trial, template, plain), _systems(trial, plain, lost), no_content, wants_text,
-        _joins_thoughts(trial, plain, no_content, wants_text), _tools(trial, template, plain), lost)
+        _joins_thoughts(trial, plain, no_content, wants_text), _tools(trial, template, plain), lost,
+        _wants_short_ids(trial, plain, no_content, wants_text))
     return traits
 
 
@@ -260,6 +263,18 @@ def _joins_thoughts(trial: _Trial, traits: Traits, no_content: NoContent, wants_
         return trial.attempt([_message("user", traits.form_of("user")), message]) is not None
 
     return not takes(bare | says | thinks) and takes(bare | says) and takes(bare | thinks)
+
+
+def _wants_short_ids(trial: _Trial, traits: Traits, no_content: NoContent, wants_text: bool) -> bool:
+    arguments: object = f'{{"{_KEY}": "{_VALUE}"}}' if wants_text else {_KEY: _VALUE}
+
+    def takes(call_id: str) -> bool:
+        calls = _calling(traits, no_content, arguments)
+        calls["tool_calls"] = [call | {"id": call_id} for call in calls["tool_calls"]]
+        result = _message("tool", "string") | {"tool_call_id": call_id, "name": _FUNCTION}
+        return trial.attempt([_message("user", traits.form_of("user")), calls, result]) is not None
+
+    return not takes(f"call_{_CALL_ID}_{_CALL_ID}") and takes(_CALL_ID)
 
 
 def _tool_form(

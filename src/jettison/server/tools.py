@@ -25,6 +25,8 @@ class ToolPlan:
     mode: Mode = "none"
     """Whether the model may call none, any, has to call one, or has to call the one that ``name`` says."""
     name: str | None = None
+    allowed: frozenset[str] | None = None
+    """The names that may be called, where the request says so; the others are in the prompt all the same."""
     is_parallel: bool = True
     """Whether one answer may have several calls."""
     is_old: bool = False
@@ -36,7 +38,9 @@ class ToolPlan:
         """The tools that may be called."""
         if self.mode == "none":
             return ()
-        return tuple(tool for tool in self.tools if self.name is None or tool["function"]["name"] == self.name)
+        return tuple(
+            tool for tool in self.tools if self.name in (None, tool["function"]["name"])
+            and (self.allowed is None or tool["function"]["name"] in self.allowed))
 
 
 def plan_tools(fields: ChatFields) -> ToolPlan:
@@ -46,7 +50,11 @@ def plan_tools(fields: ChatFields) -> ToolPlan:
     told = [{"type": "function", "function": one} for one in fields.functions or ()] if is_old else fields.tools or ()
     tools = checked_tools(told, where)
     field, value = ("function_call", fields.function_call) if is_old else ("tool_choice", fields.tool_choice)
-    mode, name = _choice(value, field)
+    allowed = None
+    if not is_old and isinstance(value, dict) and value.get("type") == "allowed_tools":
+        mode, name, allowed = *_allowed_mode(value), _allowed_names(value, tools)
+    else:
+        mode, name = _choice(value, field)
     if mode in ("required", "named") and not tools:
         raise bad_request(f"{field}: there are no {where} to call.", field)
     if name is not None and not any(tool["function"]["name"] == name for tool in tools):
@@ -55,6 +63,7 @@ def plan_tools(fields: ChatFields) -> ToolPlan:
         tools=tools,
         mode=mode if tools else "none",
         name=name,
+        allowed=allowed,
         is_parallel=not is_old and fields.parallel_tool_calls is not False,
         is_old=is_old,
         choice_field=field,
@@ -105,6 +114,30 @@ def _choice(value: object, field: str) -> tuple[Mode, str | None]:
     if not isinstance(name, str):
         raise _bad_choice(field)
     return "named", name
+
+
+def _allowed_mode(value: dict[str, Any]) -> tuple[Mode, None]:
+    told = value.get("allowed_tools", value)
+    mode = told.get("mode") if isinstance(told, dict) else None
+    if mode not in ("auto", "required"):
+        raise bad_request("tool_choice.allowed_tools.mode must be 'auto' or 'required'.", "tool_choice")
+    return mode, None
+
+
+def _allowed_names(value: dict[str, Any], tools: Sequence[dict[str, Any]]) -> frozenset[str]:
+    """The names of ``allowed_tools``, each of which is a tool of the request."""
+    told = value.get("allowed_tools", value).get("tools")
+    known = {tool["function"]["name"] for tool in tools}
+    names = []
+    for one in told if isinstance(told, list) else ():
+        function = one.get("function", one) if isinstance(one, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or name not in known:
+            raise bad_request("tool_choice.allowed_tools.tools: one is no tool of this request.", "tool_choice")
+        names.append(name)
+    if not names:
+        raise bad_request("tool_choice.allowed_tools.tools must name one tool at least.", "tool_choice")
+    return frozenset(names)
 
 
 def _bad_choice(field: str) -> ApiError:

@@ -13,13 +13,12 @@ from typing import Literal, NamedTuple
 
 from jettison.server.answer_form import Form
 from jettison.server.choice import Delta
+from jettison.server.conversation import SHORT_ID_CHARS
 from jettison.server.parsers.parts import Part
 
 BlockKind = Literal["thought", "text", "call"]
 
 _LETTERS = string.ascii_letters + string.digits
-_SHORT_ID_CHARS = 9
-"""Templates with short ids take no others."""
 _KINDS: dict[str, BlockKind] = {"reasoning": "thought", "content": "text"}
 
 
@@ -125,5 +124,5 @@ class Blocks:
 
     def _new_id(self) -> str:
         if self._form is not None and self._form.has_short_ids:
-            return "".join(secrets.choice(_LETTERS) for _ in range(_SHORT_ID_CHARS))
+            return "".join(secrets.choice(_LETTERS) for _ in range(SHORT_ID_CHARS))
         return self._call_prefix + secrets.token_hex(12)

@@ -10,6 +10,7 @@ from typing import Any
 from jettison.live.engine.api import TokenEvent
 from jettison.server.choice import Delta
 from jettison.server.doors.blocks import Block, Blocks, Step
+from jettison.server.doors.response_tools import Called, Names, input_of
 from jettison.server.doors.wire import named_event
 from jettison.server.endpoint import WireAnswer
 from jettison.server.errors import ApiError
@@ -31,10 +32,12 @@ class ResponseAnswer(WireAnswer):
 
     stream_end = b""
 
-    def __init__(self, plan: GenerationPlan, model: str, asked: Document, keep: Keep | None) -> None:
-        """``asked``: what the response tells of its request; ``keep``: None where it is not kept."""
+    def __init__(self, plan: GenerationPlan, model: str, asked: Document, names: Names, keep: Keep | None) -> None:
+        """``asked``: what the response tells of its request; ``names``: of its tools; ``keep``: None where it is not
+        kept."""
         self.plan = plan
         self._asked = asked
+        self._names = names
         self._keep = keep
         self._blocks = Blocks(plan.text.form, "call_")
         self._item_ids: dict[int, str] = {}
@@ -101,18 +104,37 @@ class ResponseAnswer(WireAnswer):
 
     def _item_id(self, block: Block) -> str:
         if block.index not in self._item_ids:
-            self._item_ids[block.index] = _PREFIXES[block.kind] + secrets.token_hex(16)
+            prefix = "ctc_" if self._is_custom(block) else _PREFIXES[block.kind]
+            self._item_ids[block.index] = prefix + secrets.token_hex(16)
         return self._item_ids[block.index]
 
     def _item(self, block: Block, status: str) -> Document:
         head: Document = {"id": self._item_id(block), "status": status}
         if block.kind == "call":
-            return head | {
-                "type": "function_call", "call_id": block.id, "name": block.name, "arguments": block.text}
+            return head | self._call(block)
         content = [_part(block)] if block.texts or status != "in_progress" else []
         if block.kind == "thought":
             return head | {"type": "reasoning", "summary": [], "content": content, "encrypted_content": None}
         return head | {"type": "message", "role": "assistant", "content": content}
+
+    def _is_custom(self, block: Block) -> bool:
+        return block.kind == "call" and block.name in self._names and self._names[block.name].kind == "custom"
+
+    def _call(self, block: Block) -> Document:
+        called = self._names.get(block.name, Called("function", block.name))
+        call: Document = {"call_id": block.id, "name": called.name}
+        if called.namespace is not None:
+            call["namespace"] = called.namespace
+        if called.kind == "custom":
+            return {"type": "custom_tool_call", "input": input_of(block.text) if block.is_closed else ""} | call
+        return {"type": "function_call", "arguments": block.text} | call
+
+    def _custom_events(self, step: Step, at: Document) -> bytes:
+        """Its text is told when it is whole: what the model writes is JSON around it."""
+        if step.kind == "more":
+            return b""
+        name, told = "response.custom_tool_call_input", input_of(step.block.text)
+        return self._event(f"{name}.delta", **at, delta=told) + self._event(f"{name}.done", **at, input=told)
 
     def _events(self, step: Step) -> bytes:
         block = step.block
@@ -123,13 +145,17 @@ class ResponseAnswer(WireAnswer):
             at["content_index"] = 0
         name = _EVENTS[block.kind]
         told: Document = {"logprobs": []} if block.kind == "text" else {}
-        if step.kind == "more":
+        if self._is_custom(block):
+            done = self._custom_events(step, at)
+        elif step.kind == "more":
             return self._event(f"{name}.delta", **at, delta=step.text, **told)
-        if block.kind == "call":
-            done = self._event(f"{name}.done", **at, name=block.name, arguments=block.text)
+        elif block.kind == "call":
+            done = self._event(f"{name}.done", **at, name=self._call(block)["name"], arguments=block.text)
         else:
             done = self._event(f"{name}.done", **at, text=block.text, **told) + self._event(
                 "response.content_part.done", **at, part=_part(block))
+        if step.kind == "more":
+            return done
         item = self._item(block, "incomplete" if self._is_cut else "completed")
         return done + self._event("response.output_item.done", output_index=block.index, item=item)
 

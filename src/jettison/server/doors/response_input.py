@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from jettison.server.doors.response_tables import SAMPLED, ResponseFields
+from jettison.server.doors.response_tools import Names, chat_call, chat_choice, chat_tools
 from jettison.server.doors.wire import checked_object, checked_text, kind_of, unsupported, wrong_type
 from jettison.server.errors import bad_request
 
@@ -39,8 +40,10 @@ def items_of(raw: object) -> list[Item]:
     return [checked_object(item, f"input[{at}]") for at, item in enumerate(raw)]
 
 
-def chat_of(fields: ResponseFields, document: dict[str, Any], before: list[Item], items: list[Item]) -> Chat:
-    """The body of the chat. ``before``: the items of the previous responses, in order."""
+def chat_of(
+    fields: ResponseFields, document: dict[str, Any], before: list[Item], items: list[Item]
+) -> tuple[Chat, Names]:
+    """The body of the chat, and the tools' own names. ``before``: the items of the previous responses, in order."""
     if _INCLUDABLE_LOGPROBS in (fields.include or ()):
         raise unsupported("include", _INCLUDABLE_LOGPROBS, "logprobs are told by /v1/chat/completions")
     if len(before) + len(items) > MAX_ITEMS:
@@ -49,12 +52,13 @@ def chat_of(fields: ResponseFields, document: dict[str, Any], before: list[Item]
                 *messages_of(before, "previous_response_id"), *messages_of(items, "input")]  # fmt: skip
     if not messages:
         raise bad_request("input must not be empty.", "input")
+    tools, names = chat_tools(fields.tools)
     chat: Chat = {name: document[name] for name in SAMPLED if name in document}
     chat |= {
-        "messages": messages, "max_completion_tokens": fields.max_output_tokens, "tools": _tools(fields.tools),
-        "tool_choice": _choice(fields.tool_choice), "response_format": _format(fields),
+        "messages": messages, "max_completion_tokens": fields.max_output_tokens, "tools": tools,
+        "tool_choice": chat_choice(fields.tool_choice), "response_format": _format(fields),
         "reasoning_effort": None if fields.reasoning is None else fields.reasoning.effort}
-    return {name: value for name, value in chat.items() if value is not None}
+    return {name: value for name, value in chat.items() if value is not None}, names
 
 
 def messages_of(items: list[Item], name: str) -> list[Chat]:
@@ -69,16 +73,16 @@ def messages_of(items: list[Item], name: str) -> list[Chat]:
             thoughts = _thoughts(item, path)
             if thoughts:
                 _assistant(made, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thoughts
-        elif kind == "function_call":
-            _assistant(made).setdefault("tool_calls", []).append(_call(item, path))
-        elif kind == "function_call_output":
+        elif kind in ("function_call", "custom_tool_call"):
+            _assistant(made).setdefault("tool_calls", []).append(chat_call(item, path))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             call_id = checked_text(item.get("call_id"), f"{path}.call_id")
             text = _text(item.get("output"), f"{path}.output")
             made.append({"role": "tool", "tool_call_id": call_id, "content": text})
         elif kind == "item_reference":
             raise unsupported(f"{path}.type", kind, "send the item itself, or previous_response_id")
         else:
-            raise unsupported(f"{path}.type", kind, "an item is a message, reasoning, or a function's call or output")
+            raise unsupported(f"{path}.type", kind, "an item is a message, reasoning, or a call or its output")
     return made
 
 
@@ -123,40 +127,6 @@ def _thoughts(item: Item, path: str) -> str:
         if item.get(name):
             return _text(item[name], f"{path}.{name}")
     return ""
-
-
-def _call(item: Item, path: str) -> Chat:
-    texts = {name: checked_text(item.get(name), f"{path}.{name}") for name in ("call_id", "name", "arguments")}
-    return {
-        "id": texts["call_id"], "type": "function",
-        "function": {"name": texts["name"], "arguments": texts["arguments"]}}
-
-
-def _tools(tools: list[Item] | None) -> list[Chat] | None:
-    made = []
-    for at, tool in enumerate(tools or ()):
-        path = f"tools[{at}]"
-        kind = kind_of(tool, path, "function")
-        if kind == "web_search" and tool.get("external_web_access") is False:
-            continue  # it reaches nothing, and Codex sends it with every request
-        if kind != "function":
-            raise unsupported(
-                f"{path}.type", kind, "the server has no tools of its own, and calls functions only (in Codex: "
-                'web_search = "disabled")' if kind == "web_search" else
-                "the server has no tools of its own, and calls functions only")
-        function = {name: tool.get(name) for name in ("name", "description", "parameters", "strict")}
-        made.append({"type": "function", "function": {
-            name: value for name, value in function.items() if value is not None}})
-    return made or None
-
-
-def _choice(choice: object) -> object:
-    if not isinstance(choice, dict):
-        return choice
-    kind = kind_of(choice, "tool_choice")
-    if kind != "function":
-        raise unsupported("tool_choice.type", kind, "it is none, auto, required, or a function by name")
-    return {"type": "function", "function": {"name": checked_text(choice.get("name"), "tool_choice.name")}}
 
 
 def _format(fields: ResponseFields) -> Chat | None:

@@ -44,8 +44,9 @@ class ResponsesEndpoint(ChatEndpoint):
         _check_metadata(fields.metadata)
         before = self._before(tenant, fields.previous_response_id)
         items = items_of(fields.input)
+        chat, names = chat_of(fields, document, before, items)
         try:
-            plan, prompts, _ = await self.prepare(chat_of(fields, document, before, items))
+            plan, prompts, _ = await self.prepare(chat)
         except ApiError as error:
             raise renamed(error, RENAMED) from error
         if plan.num_samples > 1:
@@ -53,7 +54,7 @@ class ResponsesEndpoint(ChatEndpoint):
         if plan.length_field is not None:
             plan = replace(plan, length_field="max_output_tokens")
         keep = None if fields.store is False else self._keep(tenant, bytes(raw(before + items, "input")))
-        return plan, prompts, ResponseAnswer(plan, model, _asked(fields, plan), keep)
+        return plan, prompts, ResponseAnswer(plan, model, _asked(fields, plan), names, keep)
 
     def _before(self, tenant: str, response_id: str | None) -> Items:
         """The items of the responses before this one, and what they said."""
