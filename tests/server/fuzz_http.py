@@ -171,7 +171,7 @@ async def fuzz(server: Server, options: argparse.Namespace) -> dict[str, Any]:
         findings.append(f"worker processes were {sorted(pids)} and are {sorted(server.worker_pids())}")
     await _descriptors_fall(server, num_descriptors, findings)
     await drain(server, options, verdicts, findings)
-    num_log_bytes = _judge_log(server, findings)
+    num_log_bytes = judge_log(server, findings)
     return {
         "seed": options.seed, "cases": at, "width": options.width,
         "seconds": round(time.monotonic() - start_s, 1), "answers": verdicts.statuses,
@@ -190,7 +190,7 @@ async def _descriptors_fall(server: Server, before: int, findings: list[str]) ->
         findings.append(f"{before} descriptors were open before, {now} are afterwards")
 
 
-def _judge_log(server: Server, findings: list[str]) -> int:
+def judge_log(server: Server, findings: list[str]) -> int:
     log = server.log_path.read_bytes()
     lines = log.splitlines()
     if b"Traceback" in log:

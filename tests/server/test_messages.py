@@ -194,6 +194,15 @@ async def test_tokens_are_counted(serve, client_of, tokenizer_of):
         assert served.state.admission.num_side_jobs == 0
 
 
+async def test_what_a_message_may_have_its_count_may_have(serve):
+    long = [{"role": "user", "content": "x" * 3000}]
+    async with serve(FakeEngine(max_model_len=9000), max_body_bytes=5000, max_side_body_bytes=1000) as served:
+        counted = await served.post(COUNT, {"model": "fake", "messages": long})
+        assert counted.status_code == 200 and counted.json()["input_tokens"] > 3000
+        assert (await served.post("/tokenize", {"prompt": "x" * 3000})).status_code == 413
+        assert (await served.post(COUNT, {"messages": long * 2})).status_code == 413
+
+
 WRONG = [
     ({"max_tokens": None}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"), ({"messages": []}, "messages"),
     ({"messages": None}, "messages"), ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),

@@ -190,7 +190,7 @@ REFUSED = [
     ({"max_tokens": 3}, "max_tokens"), ({"messages": []}, "messages"),
     *(({"tools": [{"type": kind}]}, "tools[0].type") for kind in (
         "web_search", "web_search_preview", "file_search", "computer_use_preview", "mcp", "code_interpreter",
-        "image_generation", "local_shell", "custom", "namespace")),
+        "image_generation", "local_shell")),
     ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
     ({"include": ["message.output_text.logprobs"]}, "include"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
@@ -202,6 +202,8 @@ WRONG = [
     ({"input": None}, "input"), ({"input": []}, "input"), ({"input": 3}, "input"), ({"input": [3]}, "input[0]"),
     ({"input": [{"role": "x", "content": ""}]}, "input[0].role"), ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": 10_000}, "max_output_tokens"), ({"temperature": 9}, "temperature"),
+    ({"tools": [{"type": "custom"}]}, "tools[0].name"), ({"tools": [{"type": "namespace"}]}, "tools[0].tools"),
+    ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "mcp"}]}]}, "tools[0].tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"), ({"tool_choice": "required"}, "tool_choice"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort"), ({"metadata": {"a": 1}}, "metadata.a"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),

@@ -68,12 +68,13 @@ class Admission:
             arrival.give_back()
 
     @asynccontextmanager
-    async def side_job(self) -> AsyncIterator[SideJob]:
-        """Count one tokenizer request in. Raises OverCapacityError when there are too many already."""
+    async def side_job(self, *, reads_chats: bool = False) -> AsyncIterator[SideJob]:
+        """Count one tokenizer request in. ``reads_chats``: its body may be as long as that of the chat whose tokens it
+        counts. Raises OverCapacityError when there are too many already."""
         if self.num_side_jobs >= self._settings.max_side_jobs:
             raise OverCapacityError(f"{self.num_side_jobs} tokenizer requests are being worked on; retry later.")
         self.num_side_jobs += 1
-        job = SideJob(self, self._settings, self._side_turn)
+        job = SideJob(self, self._settings, self._side_turn, reads_chats)
         try:
             yield job
         finally:
@@ -223,7 +224,10 @@ class Share:
 class SideJob(_Body):
     """One tokenizer request."""
 
-    def __init__(self, admission: Admission, settings: ServerSettings, turn: asyncio.Semaphore) -> None:
-        super().__init__(admission, settings, min(settings.max_body_bytes, settings.max_side_body_bytes))
+    def __init__(
+        self, admission: Admission, settings: ServerSettings, turn: asyncio.Semaphore, reads_chats: bool
+    ) -> None:
+        most = settings.max_body_bytes
+        super().__init__(admission, settings, most if reads_chats else min(most, settings.max_side_body_bytes))
         self.turn = turn
         """Held while it works, not while its body arrives."""

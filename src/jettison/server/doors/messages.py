@@ -55,7 +55,7 @@ class MessagesEndpoint(ChatEndpoint):
         check_content_type(request.scope)
         state = self.state
         try:
-            async with state.admission.side_job() as job:
+            async with state.admission.side_job(reads_chats=True) as job:
                 body = await job.read_body(request.receive)
                 async with job.turn:
                     fields = parse_fields(parse_json(body), MessageFields, state.warnings)
