@@ -1,5 +1,7 @@
-"""Requests with bad values in them, drawn from a number, for every door and field of tools, grammars, thoughts, files and
-batches. ``test_doors_fuzz`` sends some to a server without a model, ``fuzz_doors`` ten thousand to one with a model."""
+"""Requests with bad values in them, drawn from a number, for every door: tools, grammars, thoughts, files, batches.
+
+``test_doors_fuzz`` sends some to a server without a model, ``fuzz_doors`` ten thousand to one with a model.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ BAD = (
     {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function"}]}},
     {"type": "allowed_tools", "mode": "required", "tools": [3]}, [{"role": "tool", "tool_call_id": [], "content": "x"}],
     {"x-guidance": {"lenient": True}}, {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
-    "(((((((((a{1,99}){1,99}){1,99})))))))", "start: a\na: a a", 'root ::= ("a" | root)*', [f"c{at}" for at in range(99)],
+    "(((((((((a{1,99}){1,99}){1,99})))))))", "start: a\na: a a", 'root ::= ("a" | root)*',
+    [f"c{at}" for at in range(99)],
     {"type": "structural_tag", "triggers": ["<"], "structures": [{"begin": "<a", "schema": {}, "end": ""}]},
     {"allOf": [{"type": "string", "pattern": "(a|b)*c"}] * 3}, {"anyOf": [{"enum": [[1], {"x": None}]}] * 9},
-    {"json": "{", "regex": "["}, {"choice": [1, None]}, {"grammar": "\0"}, {"structural_tag": {"format": {"type": "or"}}},
+    {"json": "{", "regex": "["}, {"choice": [1, None]}, {"grammar": "\0"},
+    {"structural_tag": {"format": {"type": "or"}}},
 )  # fmt: skip
 """Values of wrong types and shapes, and constraints that are malformed, endless or expensive."""
 EXTRA = (
@@ -58,24 +62,26 @@ def _bases() -> list[tuple[str, dict[str, Any]]]:
     small["system"] = small["system"][:2]
     codex = CODEX | {"instructions": "Be kind."}
     form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
-    tag = {"type": "structural_tag", "format": {"type": "tag", "begin": "<a>", "content": {"type": "regex", "pattern": "x+"},
-                                                "end": "</a>"}}  # fmt: skip
+    inside = {"type": "regex", "pattern": "x+"}
+    tag = {"type": "structural_tag", "format": {"type": "tag", "begin": "<a>", "content": inside, "end": "</a>"}}
+    usage, thinks = {"include_usage": True}, {"enable_thinking": True}
     plain = {"model": "fake", "prompt": "hi", "max_tokens": 12}
     chat, text = "/v1/chat/completions", "/v1/completions"
     return [
         ("/v1/messages", small | {"max_tokens": 20}), ("/v1/messages/count_tokens", small),
         ("/v1/responses", codex | {"max_output_tokens": 20}),
-        (chat, _CHAT | {"tools": TOOLS, "tool_choice": "auto", "stream": True, "stream_options": {"include_usage": True}}),
+        (chat, _CHAT | {"tools": TOOLS, "tool_choice": "auto", "stream": True, "stream_options": usage}),
         (chat, _CHAT | {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "now"}}}),
         (chat, _CHAT | {"response_format": form, "include_reasoning": False, "reasoning_effort": "low"}),
-        (chat, _CHAT | {"structured_outputs": {"choice": ["yes", "no"]}, "chat_template_kwargs": {"enable_thinking": True}}),
+        (chat, _CHAT | {"structured_outputs": {"choice": ["yes", "no"]}, "chat_template_kwargs": thinks}),
         (chat, _CHAT | {"response_format": tag, "n": 2}),
         (text, plain | {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "[ ]?"}}),
         (text, plain | {"guided_regex": "[ab]{1,9}", "logprobs": 2, "stream": True}),
         (text, plain | {"guided_grammar": 'root ::= "a" [b-d]+ "e"'}), (text, plain | {"guided_json": SCHEMA}),
         ("/v1/files", {"purpose": "batch", "lines": [
             {"custom_id": "a", "method": "POST", "url": chat, "body": _CHAT | {"response_format": form}}]}),
-        ("/v1/batches", {"input_file_id": NO_FILE, "endpoint": chat, "completion_window": "24h", "metadata": {"a": "b"}}),
+        ("/v1/batches", {
+            "input_file_id": NO_FILE, "endpoint": chat, "completion_window": "24h", "metadata": {"a": "b"}}),
         ("/tokenize", {"model": "fake", "messages": _CHAT["messages"], "tools": TOOLS}),
     ]
 

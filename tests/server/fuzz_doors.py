@@ -113,8 +113,9 @@ def run(num_cases: int, width: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         model_dir, log_path = Path(folder) / "fake", Path(folder) / "log"
         create_model(model_dir, arch="qwen3", layers=2, hidden=32, heads=4, kv_heads=2, seed=1, std=0.2)
-        flags = FLAGS | {"max_model_len": 4096, "memory": "64MiB", "batch_dir": str(Path(folder) / "batches"),
-                         "served_model_name": "fake", "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}  # fmt: skip
+        flags = FLAGS | {
+            "max_model_len": 4096, "memory": "32MiB", "batch_dir": str(Path(folder) / "batches"),
+            "served_model_name": "fake", "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
         process = ServerProcess(model_dir, flags, log_path)
         process.start(180.0)
         try:

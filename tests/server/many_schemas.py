@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from jettison.server.structured import Constraint
 
@@ -93,3 +94,18 @@ def other(number: int) -> Constraint:
         Constraint("grammar", f"start: {text} | nothing" if rng.random() < 0.2 else f"start: {text} A?\nA: /a+/"),
     ]  # fmt: skip
     return kinds[number % len(kinds)]
+
+
+class Published(NamedTuple):
+    """A schema of the JSON Schema test suite, with values that it allows and values that it does not."""
+
+    name: str
+    schema: Any
+    valid: list[Any]
+    invalid: list[Any]
+
+
+def published() -> list[Published]:
+    """Those of ``json_schema_suite.json``, which says where they are from and under which licence."""
+    path = Path(__file__).with_name("json_schema_suite.json")
+    return [Published(*group) for group in json.loads(path.read_text(encoding="utf-8"))["groups"]]
