@@ -184,7 +184,7 @@ BAD_CHATS = [
     ({"tools": [TOOL], "parallel_tool_calls": "maybe"}, "parallel_tool_calls"),
     ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
     ({"functions": [{"parameters": {}}]}, "functions[0].name"),
-    ({"include_reasoning": [1]}, "include_reasoning"),
+    ({"include_reasoning": [1]}, "include_reasoning"), ({"reasoning": {"effort": "most"}}, "reasoning.effort"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}}, "response_format.json_schema.schema"),
     ({"response_format": {"type": "yaml"}}, "response_format.type"),

@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 
 from calls_written import hermes
-from client_environments import python_with
 from fake_engine import FakeEngine
 from served import EOS
 from test_tools import OSLO, template
+
+from client_environments import python_with
 
 CLIENT = Path(__file__).with_name("langchain_client.py")
 WEATHER = {"city": "Oslo", "is_sunny": False}

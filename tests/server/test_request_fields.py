@@ -269,6 +269,7 @@ ELSEWHERE = {
     "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "include_reasoning",  # test_tools
     "spaces_between_special_tokens", "add_special_tokens",  # test_field_effects: the tokenizer here shows neither
     "continue_final_message", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort",
+    "reasoning",  # test_recorded_clients
 }  # fmt: skip
 """Fields of the template are tested with the templates."""
 

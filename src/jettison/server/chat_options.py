@@ -6,7 +6,7 @@ from typing import Any
 
 from jettison.server.chat_renderer import ChatRenderer, ChatRequest
 from jettison.server.errors import bad_request
-from jettison.server.fields import ChatFields, FieldWarnings, TokenizeFields
+from jettison.server.fields import ChatFields, Effort, FieldWarnings, TokenizeFields
 
 _NOT_VARIABLES = ("messages", "conversation", "chat_template", "tokenize", "tools")
 """Names that ``chat_template_kwargs`` must not have, because requests have fields for them, or may not set them at
@@ -37,6 +37,20 @@ def chat_options(
                              chat, warnings),
         chat_template=fields.chat_template,
     )  # fmt: skip
+
+
+def say_reasoning(fields: ChatFields) -> None:
+    """What ``reasoning`` says, said in the request's other fields. Raises ApiError 400 where they say otherwise."""
+    told = fields.reasoning
+    if told is None:
+        return
+    effort: Effort | None = "none" if told.enabled is False else told.effort
+    if effort is not None:
+        if fields.reasoning_effort not in (None, effort):
+            raise bad_request("reasoning.effort says otherwise than reasoning_effort.", "reasoning.effort")
+        fields.reasoning_effort = effort
+    if told.exclude:
+        fields.include_reasoning = False
 
 
 def _variables(

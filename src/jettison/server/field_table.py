@@ -195,6 +195,7 @@ _CALLING: Table = {
     "functions": Done("tools, as OpenAI's older API says it"),
     "function_call": Done("tool_choice, likewise"),
     "include_reasoning": Done("false: thoughts are left out of the answer"),
+    "reasoning": Done("OpenRouter's reasoning_effort and include_reasoning"),
 }
 
 _PROMPT_ONLY = "a prompt goes through no template"

@@ -102,6 +102,14 @@ class CompletionFields(GenerationFields, kw_only=True):
     logprobs: int | None = None
 
 
+class ReasoningFields(msgspec.Struct, kw_only=True):
+    """``reasoning`` of a chat, as OpenRouter and Open WebUI say it. A budget of tokens is not looked at."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
 class ChatFields(GenerationFields, kw_only=True):
     """``POST /v1/chat/completions``."""
 
@@ -123,6 +131,7 @@ class ChatFields(GenerationFields, kw_only=True):
     functions: list[dict[str, Any]] | None = None
     function_call: Any = None
     include_reasoning: bool | None = None
+    reasoning: ReasoningFields | None = None
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True):
