@@ -17,11 +17,12 @@ UNIT := $(addprefix tests/,test_config.py cost core house memory policy report t
 export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
-.PHONY: help install test unit check claims lint types demo gpu-check gpu-wheels clean $(addprefix reproduce-,$(REPRODUCTIONS))
+.PHONY: help install test test-clients unit check claims lint types demo gpu-check gpu-wheels clean $(addprefix reproduce-,$(REPRODUCTIONS))
 
 help:
 	@echo "make install install into .venv"
 	@echo "make test    run the whole suite on all cores"
+	@echo "make test-clients  run real clients against a server; those with pins of their own get environments of theirs"
 	@echo "make unit    run what needs no processes, on all cores: about a minute"
 	@echo "make demo    make a small model, serve it with little memory, play a day on it, plainly and elastically"
 	@echo "make reproduce-NAME  run the test of one bug (docs/reliability.md)"
@@ -35,6 +36,14 @@ install: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto $(ARGS)
+
+# GuideLLM and the like: each is installed once, into .venv-clients, in at most two minutes.
+CLIENT_TESTS := $(addprefix tests/,server/test_langchain.py server/test_litellm.py server/test_recorded_clients.py \
+	server/test_openai_sdk.py server/test_messages.py server/test_responses.py server/test_public_reports.py \
+	e2e/test_guidellm.py e2e/test_lm_eval.py e2e/test_openai_sdk.py)
+
+test-clients: $(VENV)/installed-dev
+	JETTISON_CLIENTS=1 $(BIN)/python -m pytest -n auto $(CLIENT_TESTS) $(ARGS)
 
 # What needs no processes of its own, on all cores: to be run after every change.
 unit: $(VENV)/installed-dev
@@ -82,6 +91,6 @@ $(addprefix reproduce-,$(REPRODUCTIONS)): reproduce-%: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $($*)
 
 clean:
-	rm -rf $(VENV) build dist demo src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-clients build dist demo src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f src/jettison/device/kernels/*.so
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,8 +1,8 @@
 """Interpreters for clients that are no part of the extra ``dev``: each in an environment of its own, made once.
 
 An environment stands on the one that the tests run in (its packages are found behind the client's own), so a client
-brings what it lacks or pins otherwise: tens of megabytes, not gigabytes. It is made where ``JETTISON_CLIENTS=1`` asks
-for it (``make test-clients``), and used from then on. Elsewhere tests of the client are skipped, with the reason.
+brings what it lacks or pins otherwise: tens of megabytes, not gigabytes. It is made and used where
+``JETTISON_CLIENTS=1`` asks for it (``make test-clients``). Elsewhere tests of the client are skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / ".venv-clients"
-MAY_INSTALL = os.environ.get("JETTISON_CLIENTS", "0") not in ("", "0")
+WANTED = os.environ.get("JETTISON_CLIENTS", "0") not in ("", "0")
 MOST_S = 120.0
 MOST_BYTES = 500_000_000
 
@@ -28,10 +28,10 @@ def python_with(module: str, package: str) -> Path:
     """An interpreter that has ``module``, of the Python index's ``package``. Skips where none can be had."""
     if importlib.util.find_spec(module) is not None:
         return Path(sys.executable)
+    if not WANTED:
+        pytest.skip(f"{package} is not installed: make test-clients installs it beside the repository's own")
     folder = FOLDER / package
     if not (folder / "ready").exists():
-        if not MAY_INSTALL:
-            pytest.skip(f"{package} is not installed: make test-clients installs it")
         why_not = _made(folder, package)
         if why_not is not None:
             shutil.rmtree(folder, ignore_errors=True)

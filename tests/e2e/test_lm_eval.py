@@ -7,6 +7,7 @@ generations compare whole texts.
 from __future__ import annotations
 
 import functools
+import json
 import math
 from pathlib import Path
 
@@ -163,4 +164,25 @@ def test_generations_are_those_of_transformers(results, reference):
         for stop in options["until"]:
             expected = expected.partition(stop)[0]
         assert text == expected
+    assert len({text for _, text in generated}) > 3
+
+
+@pytest.mark.parametrize("options", [{}, {"num_concurrent": 3, "eos_string": "<|im_end|>"}], ids=["one by one", "many"])
+def test_chats_are_what_a_client_gets(lm_eval, server, options):
+    """``local-chat-completions``: messages in place of prompts, whole answers compared with the SDK's."""
+    from lm_eval.tasks import TaskManager
+
+    with as_environment({"NO_PROXY": "*", "no_proxy": "*", "OPENAI_API_KEY": "none"}):
+        told = lm_eval.simple_evaluate(
+            model="local-chat-completions",
+            model_args={"model": MODEL, "base_url": f"{server.url}/v1/chat/completions", **options},
+            tasks=["jettison_answers"], apply_chat_template=True,
+            task_manager=TaskManager(include_path=str(TASKS), include_defaults=False), bootstrap_iters=0)
+    generated = answers(told, "jettison_answers")
+    assert len(generated) == 6
+    for (prompt, asked), text in generated:
+        messages = json.loads(prompt if isinstance(prompt, str) else prompt[0])  # JSON, as the harness wraps it
+        expected = server.client().chat.completions.create(
+            model=MODEL, messages=messages, temperature=0, max_tokens=asked["max_gen_toks"], stop=asked["until"])
+        assert text == expected.choices[0].message.content
     assert len({text for _, text in generated}) > 3
