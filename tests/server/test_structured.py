@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 
 import pytest
@@ -13,7 +14,7 @@ from llguidance import LLMatcher
 
 from jettison.config import EngineConfig
 from jettison.server import compiling
-from jettison.server.compile_process import Compiler, Job
+from jettison.server.compile_process import Compiled, Compiler, Job
 from jettison.server.compiling import GrammarCompiler
 from jettison.server.errors import ApiError
 from jettison.server.structured import Constraint, JsonDefaults, _closed
@@ -362,3 +363,47 @@ async def test_closing_a_schema_leaves_what_is_no_schema_alone(app_client, app_e
     wanted = {"json": deep, "disable_additional_properties": True}
     answer = await app_client.post(COMPLETIONS, json={"prompt": "x", "structured_outputs": wanted})
     assert answer.status_code in (200, 400)
+
+
+async def test_tenants_take_turns_at_the_compiler(monkeypatch):
+    """One with many constraints does not make the others wait for all of them, nor fill the queue for them."""
+    compiler, order, begun = GrammarCompiler(SPECIAL), list[str](), threading.Event()
+
+    def asked(constraint):
+        begun.wait(30)
+        order.append(constraint.text)
+        return Compiled(grammar="start: " + constraint.text)
+
+    async def ask(tenant, text):
+        compiling.TENANT.set(tenant)
+        return await compiler.compiled(Constraint("regex", text))
+
+    monkeypatch.setattr(compiler, "_ask", asked)
+    monkeypatch.setattr(compiling, "MAX_OF_A_TENANT", 5)
+    try:
+        tasks = [asyncio.create_task(ask("a", f"a{at}")) for at in range(6)]
+        tasks += [asyncio.create_task(ask("b", f"b{at}")) for at in range(2)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError, match="Too many constraints"):
+            await ask("a", "a9")
+        tasks.append(asyncio.create_task(ask("c", "c0")))
+        await asyncio.sleep(0)
+        begun.set()
+        assert await asyncio.gather(*tasks) == [
+            "start: " + text for text in ("a0", "a1", "a2", "a3", "a4", "a5", "b0", "b1", "c0")]
+        assert order == ["a0", "a1", "b0", "c0", "a2", "b1", "a3", "a4", "a5"]
+    finally:
+        begun.set()
+        compiler.close()
+
+
+async def test_a_compiler_that_closes_leaves_nothing_waiting(monkeypatch):
+    compiler, begun = GrammarCompiler(SPECIAL), threading.Event()
+    monkeypatch.setattr(compiler, "_ask", lambda constraint: begun.wait(30) and Compiled(grammar="start:"))
+    tasks = [asyncio.create_task(compiler.compiled(Constraint("regex", text))) for text in "abc"]
+    await asyncio.sleep(0)
+    begun.set()
+    compiler.close()
+    told = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(one, asyncio.CancelledError | str) for one in told) and len(told) == 3

@@ -17,9 +17,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from functools import partial
 
 import msgspec
@@ -41,8 +42,12 @@ MAX_START_S = 30.0
 MAX_MEMORY_BYTES = 48 << 20
 """Beyond what a fresh child has; with what that has, under 64 MiB more than before."""
 MAX_CACHE_BYTES = 16 << 20
-MAX_WAITING = 256
-"""Constraints that wait for the child; another one is asked to come again."""
+MAX_WAITING, MAX_OF_A_TENANT = 256, 64
+"""Constraints that wait for the child, of all tenants, and of one where there are several; another one is asked to
+come again."""
+TENANT: ContextVar[str] = ContextVar("tenant", default="")
+"""Whose request is being prepared: tenants take turns at the child, so that one with constraints that take long does
+not make the others wait for all of them."""
 _KEPT_BYTES = 256
 """What an entry of the cache takes beside its text."""
 
@@ -60,6 +65,9 @@ class GrammarCompiler:
         self._cache: OrderedDict[bytes, Compiled] = OrderedDict()
         self._num_cached_bytes = 0
         self._under_way: dict[bytes, asyncio.Future[Compiled]] = {}
+        self._queues: OrderedDict[str, deque[tuple[Constraint, asyncio.Future[Compiled]]]] = OrderedDict()
+        """What waits, by tenant; the tenant whose turn is next is the first."""
+        self._running: asyncio.Future[Compiled] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._child: _Child | None = None
         self._lock = threading.Lock()
@@ -81,18 +89,46 @@ class GrammarCompiler:
         return found.grammar
 
     async def _compile(self, key: bytes, constraint: Constraint) -> Compiled:
-        """On a thread that waits for the child; requests with the same constraint wait for one compilation."""
+        """In its tenant's turn; requests with the same constraint wait for one compilation."""
         made = self._under_way.get(key)
         if made is None:
-            if len(self._under_way) >= MAX_WAITING:
+            tenant = TENANT.get()
+            queue = self._queues.get(tenant, deque())
+            if len(self._under_way) >= MAX_WAITING or (tenant and len(queue) >= MAX_OF_A_TENANT):
                 raise _not_now("Too many constraints wait to be compiled.")
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="compiling")
-            loop = asyncio.get_running_loop()
-            made = asyncio.ensure_future(loop.run_in_executor(self._thread, self._ask, constraint))
+            made = asyncio.get_running_loop().create_future()
             self._under_way[key] = made
             made.add_done_callback(partial(self._end, key))
+            queue.append((constraint, made))
+            self._queues[tenant] = queue
+            self._begin_next()
         return await asyncio.shield(made)
+
+    def _begin_next(self) -> None:
+        """Have the thread compile for the tenant whose turn it is, unless it does already."""
+        if _is_under_way(self._running):
+            return
+        while self._queues:
+            tenant, queue = self._queues.popitem(last=False)
+            constraint, made = queue.popleft()
+            if queue:
+                self._queues[tenant] = queue  # behind all others
+            if _is_under_way(made):
+                if self._thread is None:
+                    self._thread = ThreadPoolExecutor(1, thread_name_prefix="compiling")
+                loop = asyncio.get_running_loop()
+                self._running = asyncio.ensure_future(loop.run_in_executor(self._thread, self._ask, constraint))
+                self._running.add_done_callback(partial(self._hand_over, made))
+                return
+
+    def _hand_over(self, made: asyncio.Future[Compiled], running: asyncio.Future[Compiled]) -> None:
+        if running.cancelled() or made.done():
+            made.cancel()
+        elif (error := running.exception()) is not None:
+            made.set_exception(error)
+        else:
+            made.set_result(running.result())
+        self._begin_next()
 
     def _end(self, key: bytes, made: asyncio.Future[Compiled]) -> None:
         """Keep what has been found, also where the client that asked for it has gone."""
@@ -142,6 +178,10 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """End the child. Idempotent; a later constraint starts a new one."""
+        for _, made in [waiting for queue in self._queues.values() for waiting in queue]:
+            if _is_under_way(made):
+                made.cancel()
+        self._queues.clear()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown(cancel_futures=True)
@@ -207,6 +247,11 @@ class _Child:
         self._process.kill()
         with self._process:
             pass
+
+
+def _is_under_way(future: asyncio.Future[Compiled] | None) -> bool:
+    """Whether it will end: one of a loop that is closed does not."""
+    return future is not None and not future.done() and not future.get_loop().is_closed()
 
 
 def _can_be_read(descriptor: int, most_s: float) -> bool:

@@ -18,6 +18,7 @@ from jettison.errors import NotReadyError, OverCapacityError
 from jettison.live.engine.api import TokenEvent
 from jettison.server.bad_words import word_tokens
 from jettison.server.choice import ChoiceText, Delta, Finish
+from jettison.server.compiling import TENANT
 from jettison.server.errors import ApiError, as_api_error, bad_request, refusal_code
 from jettison.server.fields import parse_json
 from jettison.server.generation import Generation, Job
@@ -207,6 +208,7 @@ class GenerationEndpoint(ABC):
         arrival.check_queue(is_offline=OFFLINE_TIER.encode() in body)  # maybe: else not parsed yet
         document = parse_json(body)
         arrival.check_queue(is_offline=document.get("service_tier") == OFFLINE_TIER)
+        TENANT.set(tenant)
         plan, prompts, answer = await self.prepare_for(tenant, document)
         if plan.wants_offline:
             state.check_offline("service_tier")
