@@ -191,6 +191,7 @@ REFUSED = [
     *(({"tools": [{"type": kind}]}, "tools[0].type") for kind in (
         "web_search", "web_search_preview", "file_search", "computer_use_preview", "mcp", "code_interpreter",
         "image_generation", "local_shell")),
+    ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "mcp"}]}]}, "tools[0].tools[0].type"),
     ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
     ({"include": ["message.output_text.logprobs"]}, "include"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
@@ -203,7 +204,6 @@ WRONG = [
     ({"input": [{"role": "x", "content": ""}]}, "input[0].role"), ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": 10_000}, "max_output_tokens"), ({"temperature": 9}, "temperature"),
     ({"tools": [{"type": "custom"}]}, "tools[0].name"), ({"tools": [{"type": "namespace"}]}, "tools[0].tools"),
-    ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "mcp"}]}]}, "tools[0].tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"), ({"tool_choice": "required"}, "tool_choice"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort"), ({"metadata": {"a": 1}}, "metadata.a"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
