@@ -102,7 +102,7 @@ PARTS = (
          "tokens through every move, equal to those of each request alone"),
     Part("faults", 65, bench("faults"), measured, "an exchange, a restore and two deaths of workers under load"),
     Part("foreseen", 100, bench("foreseen"), measured, "a profile's errors, and a simulation from it beside a run"),
-    Part("price", 60, bench("price"), measured, "cuda beside cuda-invariant in turns, cuda's tokens but for ties"),
+    Part("price", 100, bench("price"), measured, "cuda beside cuda-invariant in turns, cuda's tokens but for ties"),
     Part("peer", 55, bench("peer"), measured, "nano-vllm's bench beside transformers' continuous batching"),
     Part("sampling", 15, bench("sampling"), measured, "draws by what rows ask for, and whether they are the host's"),
     Part("engine", 75, bench("engine"), measured, "decode, prefill and gaps of the live engine, nano-vllm's bench"),
