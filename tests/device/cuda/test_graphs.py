@@ -29,8 +29,8 @@ def card() -> PretendedCard:
 
 
 def test_a_layer_runs_once_a_step_and_by_its_graph_from_the_second_on(card) -> None:
-    graphs, log = LayerGraphs(card), []
-    keys = [GraphKey(0, True, 4), GraphKey(0, True, 8), GraphKey(0, False, 4)]
+    graphs, log = LayerGraphs(card, 9), []
+    keys = [GraphKey(0, True, 4, 64), GraphKey(0, True, 8, 64), GraphKey(0, False, 4, 64)]
     for key in keys * 3:
         graphs.run(key, 1, lambda key=key: log.append(key))
     assert log == keys * 3 and card.num_replays == 6 and len(graphs) == 3
@@ -40,15 +40,22 @@ def test_a_layer_runs_once_a_step_and_by_its_graph_from_the_second_on(card) -> N
     assert card.num_replays == 7, "graphs after that are captured, too"
 
 
+def test_graphs_are_bounded_and_what_has_none_is_launched(card) -> None:
+    graphs, log = LayerGraphs(card, 2), []
+    for tokens in (1, 2, 4, 4, 1, 2):
+        graphs.run(GraphKey(0, True, tokens, 64), 1, lambda tokens=tokens: log.append(tokens))
+    assert log == [1, 2, 4, 4, 1, 2] and len(graphs) == 2 and card.num_replays == 2
+
+
 def test_what_cannot_be_captured_runs_without_graphs(caplog) -> None:
     class Refuses(PretendedCard):
         def capture(self, launches):
             launches()
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    graphs, log = LayerGraphs(Refuses()), []
+    graphs, log = LayerGraphs(Refuses(), 9), []
     for _ in range(5):
-        graphs.run(GraphKey(0, True, 1), 1, lambda: log.append(1))
+        graphs.run(GraphKey(0, True, 1, 64), 1, lambda: log.append(1))
     assert len(log) == 5 and len(caplog.records) == 1 and "without graphs" in caplog.text
 
 
@@ -57,7 +64,7 @@ def test_a_layer_that_fails_is_a_failure_of_its_step(card) -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
     with pytest.raises(RuntimeError, match="illegal"):
-        LayerGraphs(card).run(GraphKey(0, True, 1), 1, fails)
+        LayerGraphs(card, 9).run(GraphKey(0, True, 1, 64), 1, fails)
 
 
 def test_staged_arrays_keep_their_places_until_the_buffer_grows(card) -> None:
@@ -124,8 +131,13 @@ def test_graphs_and_padding_change_no_token(workers, new_driver) -> None:
     expected = batches(new_driver([(host.run_step, ALL)], 72))
     assert batches(new_driver([(card.run_step, ALL)], 72)) == expected
     runner, replays = card._runner, card._back_end.card.num_replays
-    # One row was captured at the start, and replayed there once.
-    assert len(runner._graphs) == 5 * len(ALL) and replays == (1 + 2 + 2 + 3 + 1 + 1) * len(ALL)
+    buckets = [1, 2, 4, 16, 32, 64]
+    assert sorted(key[:3] for key in runner._graphs._graphs) == [
+        (layer, layer == 0, bucket) for layer in ALL.layers() for bucket in buckets
+    ]
+    # One row and a chunk of 64 tokens were captured at the start, and one row replayed there. Prompts of 18 tokens
+    # together and as many rows that decode have the same graphs.
+    assert replays == (1 + (2 + 3) + 2 + 3 + 1 + 1) * len(ALL)
 
 
 def test_graphs_hold_through_a_drop_and_a_restore(workers, new_driver) -> None:
@@ -141,4 +153,4 @@ def test_graphs_hold_through_a_drop_and_a_restore(workers, new_driver) -> None:
     before = card._back_end.card.num_replays
     assert batches(new_driver([(card.run_step, ALL)], 72)) == expected
     assert len(card._runner._graphs) == num_graphs
-    assert card._back_end.card.num_replays - before == 13 * len(ALL)
+    assert card._back_end.card.num_replays - before == (3 + 13) * len(ALL), "prompts and decodes"

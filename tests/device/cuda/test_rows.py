@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
-from jettison.device.cuda.rows import BUCKETS, NOWHERE, bucket_of, lay_out
+from jettison.device.cuda.rows import BUCKETS, MOST_ROWS, NOWHERE, bucket_of, buckets_for, lay_out
 from jettison.device.cuda.tiles import ONE_SIZE, tiles_for
 from jettison.device.cuda.worklist import WorkShape
 from jettison.device.step import StepInput
@@ -28,12 +30,28 @@ def step(queries: list[int], **fields) -> StepInput:
     )  # fmt: skip
 
 
-def test_buckets_are_the_least_that_hold_the_rows() -> None:
-    assert BUCKETS[:6] == [1, 2, 4, 8, 16, 32] and BUCKETS[-1] == 256
-    sizes = {1: 1, 3: 4, 8: 8, 9: 16, 17: 32, 256: 256, 257: None}
-    assert {rows: bucket_of(step([1] * rows), 512) for rows in sizes} == sizes
-    assert bucket_of(step([1] * 9), 12) is None, "a bucket must fit the workspace"
-    assert bucket_of(step([1, 2]), 512) is None
+SEVEN_B = 233e6
+"""Parameters of a layer."""
+
+
+def test_buckets_are_the_least_that_hold_the_tokens() -> None:
+    assert BUCKETS[:6] == [1, 2, 4, 8, 16, 32] and sorted(set(BUCKETS)) == BUCKETS
+    assert all(after <= 1.125 * before for before, after in pairwise(b for b in BUCKETS if 256 <= b <= 1024))
+    buckets = buckets_for(SEVEN_B, 8192)
+    chunks = {(1,): 1, (1, 1, 1): 4, (8,): 8, (1, 7, 1): 9, (30, 1): 32, (1,) * 256: 256, (250, 1, 9): 288, (1025,): 0}
+    assert {queries: bucket_of(step([*queries]), buckets) for queries in chunks} == {
+        queries: next((b for b in BUCKETS if b >= sum(queries)), None) if size else None
+        for queries, size in chunks.items()
+    }
+    assert bucket_of(step([1] * (MOST_ROWS + 1)), buckets) is None, "tables have no place for so many"
+
+
+def test_graphs_end_where_a_card_computes_longer_than_a_host_launches() -> None:
+    assert buckets_for(SEVEN_B, 8192)[-1] == 1024
+    assert buckets_for(12 * SEVEN_B, 8192)[-1] == 256, "steps of decodes have graphs in every model"
+    assert buckets_for(15e6, 1 << 20)[-1] == BUCKETS[-1]
+    assert buckets_for(15e6, 2000)[-2:] == [1792, 2000], "full steps are frequent, and a bucket must fit the workspace"
+    assert buckets_for(SEVEN_B, 12) == [1, 2, 4, 8, 12] and buckets_for(SEVEN_B, 1) == [1]
 
 
 def test_padding_changes_no_row_and_what_graphs_read_has_one_place_for_each_bucket() -> None:

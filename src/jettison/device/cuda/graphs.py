@@ -1,8 +1,9 @@
-"""A graph for each layer and number of rows of a decode step, so that a layer is one launch.
+"""A graph for each layer and padded number of tokens, so that a layer is one launch whatever rows a step has.
 
 Addresses never change, so a graph holds through drops and restores: a layer that is not resident is not run. Its memory
 is the card's own, outside of the page pool. A graph reads a step's rows where ``staging`` puts them, so all graphs go
-when the staging moves. All of them run on one stream, one after the other, as they share cuBLAS's workspace.
+when the staging moves. All of them run on one stream, one after the other, as they share cuBLAS's workspace. Their
+number is bounded; what has none is launched.
 
 Not here: which steps may be run so (``rows.bucket_of``).
 """
@@ -17,6 +18,10 @@ from jettison.device.cuda.card import Card, Graph
 
 logger = logging.getLogger(__name__)
 
+MOST_A_LAYER = 64
+"""Graphs, of any layer. ``rows.BUCKETS`` are fewer: a size has a second graph where its stage begins at another layer
+after a drop and, with kernels that choose tiles by the longest chunk, for each tile."""
+
 
 class GraphKey(NamedTuple):
     """What makes one graph differ from another."""
@@ -25,13 +30,18 @@ class GraphKey(NamedTuple):
     is_first: bool
     """Of the stage: it adds nothing to the residual."""
     bucket: int
+    """Tokens, with padding."""
+    tile_rows: int
+    """Of attention's tile."""
 
 
 class LayerGraphs:
     """The graphs of one runner."""
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card: Card, most: int) -> None:
+        """``most``: graphs at a time."""
         self._card = card
+        self._most = most
         self._graphs: dict[GraphKey, Graph] = {}
         self._generation = 0
         self._can_capture = True
@@ -51,7 +61,7 @@ class LayerGraphs:
         graph = self._graphs.get(key)
         if graph is not None:
             graph.replay()
-        elif self._can_capture:
+        elif self._can_capture and len(self._graphs) < self._most:
             self._run_and_capture(key, launch)
         else:
             launch()

@@ -10,7 +10,7 @@ Not here: the list of work (``worklist``), copies (``staging``), sampling. No Tr
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,8 +27,19 @@ if TYPE_CHECKING:
     from jettison.device.cuda.card import Card
     from jettison.device.step import StepInput  # which brings msgspec: a bare GPU machine lacks it
 
-BUCKETS = [1, 2, 4, 8, *range(16, 257, 16)]
-"""Rows of the steps of which graphs are made."""
+BUCKETS = [
+    1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32), *range(576, 1025, 64), *range(1280, 2049, 256),
+    *range(2560, 4097, 512), *range(5120, 8193, 1024),
+]  # fmt: skip
+"""Tokens of the steps of which graphs are made. Where a layer's time goes with its tokens, from 256 on, padding adds at
+most an eighth, and a quarter just above 1,024."""
+
+MOST_ROWS = 256
+"""Of a step by graphs: as many have a place for their tables."""
+
+LAUNCHED_WORK = 2.5e11
+"""Parameters of a layer times tokens up to which a card may wait for launches from the host: a layer of 7B with 1,070
+tokens, where an H200 computes for as long (0.77 ms) as the host launched at the time. With more, the host is ahead."""
 
 NOWHERE = -1
 """The slot of a token with no place in the cache."""
@@ -50,6 +61,10 @@ class StepRows(NamedTuple):
     tile: Tile
     only_context: bool = False
 
+    def leading(self, num_tokens: int) -> StepRows:
+        """Without padding."""
+        return self._replace(positions=self.positions[:num_tokens], slots=self.slots[:num_tokens])
+
 
 class HostRows(NamedTuple):
     """``StepRows`` before they are copied."""
@@ -65,11 +80,11 @@ class HostRows(NamedTuple):
         """What has to be copied, by name; the tables last, as their width goes with the longest context."""
         return {"positions": self.positions, "slots": self.slots, "work": self.work, "tables": self.tables}
 
-    def padded(self, num_rows: int) -> HostRows:
-        """Rows of one token each with padding up to ``num_rows``, so that ``positions`` and ``slots`` of all such rows
-        have the same shapes, and ``work``, which says its own length, the same place behind them. Tables stay."""
+    def padded(self, num_tokens: int) -> HostRows:
+        """With padding up to ``num_tokens``, so that ``positions`` and ``slots`` of all such steps have the same
+        shapes, and ``work``, which says its own length, the same place behind them. Tables stay."""
         return self._replace(
-            positions=padded(self.positions, num_rows, 0), slots=padded(self.slots, num_rows, NOWHERE)
+            positions=padded(self.positions, num_tokens, 0), slots=padded(self.slots, num_tokens, NOWHERE)
         )
 
     def on_card(self, copied: Mapping[str, Tensor], tables: Tensor | None = None) -> StepRows:
@@ -80,8 +95,8 @@ class HostRows(NamedTuple):
         )
 
 
-class DecodeTables:
-    """Block tables of decode steps at one place of a card, whatever their width, as graphs read them there.
+class GraphTables:
+    """Block tables of steps by graphs at one place of a card, whatever their width, as graphs read them there.
 
     What is right of a row's blocks, or below the rows, is left of other steps: no work names it.
     """
@@ -92,15 +107,15 @@ class DecodeTables:
         self._max_model_len = max_model_len
         self._there: Tensor | None = None
 
-    def put(self, tables: Tensor, bucket: int, block_size: int) -> Tensor:
-        """Launch a copy of ``tables`` [rows, width], on the card, to the start of the place; returns ``bucket`` rows of
-        it, [bucket, blocks of the longest context]."""
+    def put(self, tables: Tensor, block_size: int) -> Tensor:
+        """Launch a copy of ``tables`` [rows, width], on the card, to the start of the place; returns the place,
+        [``MOST_ROWS``, blocks of the longest context]."""
         if self._there is None:
-            shape = BUCKETS[-1], -(-self._max_model_len // block_size)
+            shape = MOST_ROWS, -(-self._max_model_len // block_size)
             self._there = self._card.empty(4 * shape[0] * shape[1]).view(torch.int32).view(shape).zero_()
         rows, width = tables.shape[0], min(tables.shape[1], self._there.shape[1])
         self._there[:rows, :width].copy_(tables[:, :width])
-        return self._there[:bucket]
+        return self._there
 
 
 def lay_out(
@@ -121,13 +136,22 @@ def lay_out(
     return HostRows(np.ascontiguousarray(tables), positions, slots, used, shape, only_context)
 
 
-def bucket_of(step: StepInput, max_num_tokens: int) -> int | None:
-    """The padded number of rows of a step whose layers graphs may run: one token a row. None for others."""
-    num_rows = len(step.query_lens)
-    if not 0 < num_rows <= BUCKETS[-1] or (step.query_lens != 1).any():
-        return None
-    bucket = BUCKETS[bisect_left(BUCKETS, num_rows)]
-    return bucket if bucket <= max_num_tokens else None
+def buckets_for(layer_parameters: float, max_num_tokens: int) -> list[int]:
+    """Ascending sizes of the steps of which graphs are made, at least those that few rows of decodes have.
+
+    ``layer_parameters``: that a token is multiplied with. ``max_num_tokens``: of a step, and then a size too, as full
+    steps are frequent.
+    """
+    most = min(max_num_tokens, max(MOST_ROWS, int(LAUNCHED_WORK / layer_parameters), 1))
+    sizes = [bucket for bucket in BUCKETS if bucket <= most]
+    is_full = most == max_num_tokens and most < BUCKETS[-1] and sizes[-1] < most
+    return [*sizes, most] if is_full else sizes
+
+
+def bucket_of(step: StepInput, buckets: Sequence[int]) -> int | None:
+    """The padded number of tokens of a step whose layers graphs may run. None for others. ``buckets``: ascending."""
+    at = bisect_left(buckets, step.num_tokens)
+    return buckets[at] if 0 < len(step.query_lens) <= MOST_ROWS and at < len(buckets) else None
 
 
 def padded(array: npt.NDArray[Any], size: int, value: int) -> npt.NDArray[Any]:

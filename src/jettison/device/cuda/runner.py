@@ -1,7 +1,7 @@
 """Steps on a card: a step's rows in one copy, its layers as graphs or launches, tokens drawn there, one copy back.
 
-Beside ``Running.result``, the first decode step of a number of rows waits while its layers are captured. A step may be
-started behind one that is all launched (``CudaStep.may_be_followed``): it takes that one's tokens on the card, where
+Beside ``Running.result``, the first step of a padded number of tokens waits while its layers are captured. A step may
+be started behind one that is all launched (``CudaStep.may_be_followed``): it takes that one's tokens on the card, where
 its layers come behind them. So buffers and graphs serve one step after the other, and what the host reads or writes
 while two are under way is there twice (``staging``).
 
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from jettison.device.cuda.card import Card
 from jettison.device.cuda.draws import describe
-from jettison.device.cuda.graphs import GraphKey, LayerGraphs
-from jettison.device.cuda.rows import BUCKETS, DecodeTables, HostRows, StepRows, bucket_of, lay_out, padded
+from jettison.device.cuda.graphs import MOST_A_LAYER, GraphKey, LayerGraphs
+from jettison.device.cuda.rows import GraphTables, HostRows, StepRows, bucket_of, buckets_for, lay_out, padded
 from jettison.device.cuda.running import CudaStep, Launches, Safepoints
 from jettison.device.cuda.sampler import CudaSampler, prompt_logprobs
 from jettison.device.cuda.staging import Results, Staging
@@ -82,7 +82,10 @@ class _Stage(NamedTuple):
     batch: Batch
     buffers: StepBuffers
     """Of the rows, with padding."""
+    rows: StepRows
+    """With padding, too."""
     bucket: int | None
+    """How many tokens those are; None: no graph is used, and there is no padding."""
     staged: dict[str, Tensor]
 
 
@@ -107,11 +110,12 @@ class CudaRunner:
         self._asked = Staging(card, _ASKED_BYTES)
         """Of sampling, after the layers."""
         self._results = Results(card, _MADE_BYTES)
-        self._graphs = LayerGraphs(card)
+        self._graphs = LayerGraphs(card, MOST_A_LAYER * config.num_layers)
         self._likeliest = torch.empty(limits.max_num_seqs, dtype=torch.int64, device=card.device)
         self._buffers: dict[int, StepBuffers] = {}
-        """Of decode steps, by tokens."""
-        self._tables = DecodeTables(card, config.max_model_len)
+        """Of steps by graphs, by tokens."""
+        self._bucket_sizes = buckets_for(config.token_parameters, limits.max_num_tokens)
+        self._tables = GraphTables(card, config.max_model_len)
         self._last = LastTokens()
         self._newest: CudaStep | None = None
         self._sampled_on_card: int | None = None
@@ -185,7 +189,7 @@ class CudaRunner:
 
     def _stage(self, step: StepInput, port: AttentionPort | None, takes_from_card: bool) -> _Stage:
         """Check a step's rows, and copy what it needs. Raises as ``start_step`` does."""
-        bucket = bucket_of(step, self._limits.max_num_tokens)
+        bucket = bucket_of(step, self._bucket_sizes)
         rows = self._rows(step, bucket)
         num_tokens = len(rows.positions)
         arrays: Arrays = rows.arrays()
@@ -196,14 +200,14 @@ class CudaRunner:
         staged = self._staging.put(arrays)
         tables: Tensor | None = None
         if bucket is not None:
-            tables = self._tables.put(staged["tables"], bucket, self._memory.kv_arena(step.layer_lo).shape[3])
+            tables = self._tables.put(staged["tables"], self._memory.kv_arena(step.layer_lo).shape[3])
         remote = remote_parts(step, port, self._kernels, self._bytes, self.config, self._memory)
         on_card = rows.on_card(staged, tables)
         batch = Batch(
             step.query_lens, step.context_lens, step.block_tables, rows.positions[: step.num_tokens], remote,
             partial(self._kernels.attend_rows, rows=on_card), self._kernels.row_operations(on_card),
         )
-        return _Stage(step, batch, self._buffers_for(num_tokens), bucket, staged)
+        return _Stage(step, batch, self._buffers_for(num_tokens), on_card, bucket, staged)
 
     def _rows(self, step: StepInput, bucket: int | None) -> HostRows:
         arena, heads = self._memory.kv_arena(step.layer_lo), self.config.num_heads
@@ -245,7 +249,7 @@ class CudaRunner:
         buffers = self._buffers.get(num_tokens)
         if buffers is None:
             buffers = StepBuffers(self._workspace, self.config, num_tokens)
-            if num_tokens <= BUCKETS[-1]:
+            if num_tokens in self._bucket_sizes:
                 self._buffers[num_tokens] = buffers
         return buffers
 
@@ -253,15 +257,18 @@ class CudaRunner:
 
     def _run_layer(self, stage: _Stage, layer: int) -> None:
         is_first, remote = layer == stage.step.layer_lo, stage.batch.remote
-        buffers = stage.buffers
+        buffers, batch = stage.buffers, stage.batch
         is_remote = remote is not None and remote.at(layer) is not None
         if is_remote:  # what peers and the host take part in has no padding
-            buffers = self._buffers_for(stage.step.num_tokens)
-        launch = partial(self._decoder.run_layer, layer, stage.batch, buffers, is_first)
+            num_tokens = stage.step.num_tokens
+            buffers = self._buffers_for(num_tokens)
+            batch = batch._replace(rows=self._kernels.row_operations(stage.rows.leading(num_tokens)))
+        launch = partial(self._decoder.run_layer, layer, batch, buffers, is_first)
         if stage.bucket is None or is_remote:
             launch()
         else:
-            self._graphs.run(GraphKey(layer, is_first, stage.bucket), self._staging.generation, launch)
+            key = GraphKey(layer, is_first, stage.bucket, stage.rows.tile.rows)
+            self._graphs.run(key, self._staging.generation, launch)
 
     def _end(self, stage: _Stage) -> Callable[[], Any]:
         """Launch what follows the last layer."""

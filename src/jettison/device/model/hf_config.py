@@ -151,6 +151,18 @@ class DecoderConfig:
         """Rows of the fused projection."""
         return self.q_size + 2 * self.kv_size
 
+    @property
+    def token_parameters(self) -> int:
+        """Parameters of a layer's matrices that one token is multiplied with; of the layer that has the most."""
+        experts = self.arithmetic.experts
+        attention, factor = self.hidden_size * (self.qkv_size + self.q_size), 3 if self.arithmetic.is_gated else 2
+        return attention + max(
+            factor * self.hidden_size * self.mlp_size(layer)
+            + (3 * self.hidden_size * experts.num_chosen * experts.intermediate_size
+               if experts is not None and kind.is_sparse else 0)
+            for layer, kind in enumerate(self.layers)
+        )  # fmt: skip
+
 
 def read_config(model_dir: Path, max_model_len: int | None = None) -> DecoderConfig:
     """Read and check ``config.json``.
