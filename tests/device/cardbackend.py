@@ -6,6 +6,7 @@ of work, table or place shows as a wrong token, in any precision.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache, cached_property
 from types import SimpleNamespace
 
@@ -48,6 +49,11 @@ class RowKernels:
 
     def keeps(self, form, shape, dtype):
         return False
+
+    own_products = ()
+
+    def warming(self):
+        return nullcontext()
 
     def work_shape(self, heads, arena, most_tokens):
         kv_heads, head_dim = arena.shape[2], arena.shape[4]

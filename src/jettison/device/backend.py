@@ -63,7 +63,14 @@ class StepRunner(Protocol):
 
     def warm_up(self, layers: LayerRange, num_blocks: int) -> int:
         """Have all that steps over ``layers`` need ready, before the first one: no request waits for it then. Returns
-        the number of blocks, at most ``num_blocks``, that were written. Parameters may be any bytes."""
+        the number of blocks, at most ``num_blocks``, that were written. Parameters may be any bytes, before and after.
+        """
+        ...
+
+    @property
+    def own_products(self) -> list[str]:
+        """Shapes of products that the back end computes itself, as its library does not keep rows independent of the
+        batch; known after ``warm_up``."""
         ...
 
     def attend(

@@ -165,6 +165,11 @@ class Runner:
         self._last.note(output)
         return output
 
+    @property
+    def own_products(self) -> list[str]:
+        """None: see ``StepRunner.own_products``."""
+        return []
+
     def warm_up(self, layers: LayerRange, num_blocks: int) -> int:
         """All is ready."""
         return 0

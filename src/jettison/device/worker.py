@@ -59,12 +59,14 @@ def make_device(spec: DeviceSpec) -> DeviceWorker:
 
 class DeviceWorker:
     """One device with a model on it. Between ``start`` and ``close`` the attributes ``config``, ``shape``,
-    ``kernels_name`` and ``ahead`` are set, and all other methods may be called."""
+    ``kernels_name``, ``own_products`` and ``ahead`` are set, and all other methods may be called."""
 
     config: DecoderConfig
     ahead: MappedAhead
     shape: ModelShape
     kernels_name: str
+    own_products: tuple[str, ...]
+    """See ``StepRunner.own_products``."""
 
     def __init__(self, spec: DeviceSpec, back_end: BackEnd) -> None:
         self._spec = spec
@@ -135,6 +137,7 @@ class DeviceWorker:
             self.ahead.follow(LayoutSpec(self._resident, layers))
             self.ahead.finish()
             memory.note_written(runner.warm_up(layers, memory.capacity_blocks))
+            self.own_products = tuple(runner.own_products)
             if not spec.starts_empty:
                 self._load_first(runner.final_norm)
         except BaseException:

@@ -69,6 +69,8 @@ class InfoRoutes:
         snapshot = self._state.engine.snapshot()
         if (card_uses := self._state.settings.card_uses) is not None:
             document["cards"] = [asdict(use) for use in card_uses()]
+        if snapshot.own_products:
+            document["own_products"] = list(snapshot.own_products)
         if snapshot.weights is not None:
             document["weights"] = snapshot.weights
         if workers := snapshot.workers:

@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from jettison.device.cuda import attention, drawkernels, elementwise, experts, logprobkernels
+from jettison.device.cuda import attention, drawkernels, elementwise, experts, logprobkernels, products
 from jettison.device.cuda.tiles import POSITIONS, SPLIT, tiles_for
 
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -228,6 +228,27 @@ def expert_cases(all_of_them: bool) -> list[dict[str, Any]]:
     return cases
 
 
+def product_cases(all_of_them: bool) -> list[dict[str, Any]]:
+    """Products in one order: of each number of columns, and into wider sums."""
+    return [
+        {
+            "kernel": products.product_kernel, "name": f"product {dtype} {columns} {products.ROWS}", "warps": 4,
+            "stages": 2 if dtype == "fp32" else 4, "multiplies": dtype != "fp32",
+            "signature": {
+                **pointers(dtype, "x weight"), **pointers("fp32" if columns == 32 else dtype, "out"),
+                **scalars("i32", "num_rows n k x_stride out_stride"),
+            },
+            "aligned": ["n", "k", "x_stride", "out_stride"],
+            "constants": {
+                "BM": products.ROWS, "BN": columns, "BK": 32 if dtype == "fp32" else 64,
+                "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+            },
+        }
+        for dtype in (SIZES if all_of_them else ("bf16",))
+        for columns in sorted({products.columns_of(n) for n in (1, 4096, 16384)})
+    ]  # fmt: skip
+
+
 def compiled(case: dict[str, Any], capability: int) -> dict[str, Any]:
     constants = dict(case["constants"])
     options = {"num_warps": case["warps"], "num_stages": case.get("stages", 3)}
@@ -267,6 +288,7 @@ def main() -> None:
     capabilities = [int(word) for word in sys.argv[1].split(",")]
     all_of_them = "all" in sys.argv[2:]
     for_each = attention_cases(all_of_them) + sampling_cases(all_of_them) + expert_cases(all_of_them)
+    for_each += product_cases(all_of_them)
     for case in [*for_each, *small_cases(all_of_them)]:
         for capability in capabilities if all_of_them or case in for_each else [90]:
             print(json.dumps(compiled(case, capability)), flush=True)  # noqa: T201

@@ -34,6 +34,12 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
     interpreter.InterpreterBuilder.create_dot = _dot_of_rows
 
 
+elif importlib.util.find_spec("triton") is not None:
+    from jettison.device.cuda.kernels import choose_invariant_products
+
+    choose_invariant_products()  # before any test multiplies: cuBLAS reads its workspace's size once in a process
+
+
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """A GPU where there is one."""

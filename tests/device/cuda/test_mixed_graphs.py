@@ -1,5 +1,5 @@
-"""Steps of any mix of prompts, chunks and decodes run by graphs of a padded number of tokens: with the bits that launches
-give, and with no word of the cache written by padding."""
+"""Steps of any mix of prompts, chunks and decodes run by graphs of a padded number of tokens: with the bits of
+launches, and with no word of the cache written by padding."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import torch
 from cardbackend import RowKernels, card_runner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_remote_attention import OldHome
 
 from jettison.device.model.samples import NAMED, make_sample
-from jettison.device.step import StepInput
+from jettison.device.step import RemoteKV, StepInput
 from jettison.types import LayerRange
 
 BLOCK_SIZE, WIDTH, MOST_TOKENS, MOST_ROWS = 4, 12, 64, 8
-SPARSE, GENERAL = "Qwen3-MoE", "Gemma 3"
+SPARSE, GENERAL, NORMED = "Qwen3-MoE", "Gemma 3", "OLMo 2"
 
 
 @pytest.fixture(scope="module")
 def models(tiny_models, tmp_path_factory) -> dict:
     made = dict(tiny_models)
-    for name in (SPARSE, GENERAL):
+    for name in (SPARSE, GENERAL, NORMED):
         made[name] = make_sample(NAMED[name], tmp_path_factory.mktemp("made") / "model", 3, dtype="float64")
     return made
 
@@ -124,3 +125,28 @@ def test_a_chunk_may_be_given_up_between_graphs(tiny_models, new_runner) -> None
     replays, asked = runner._card.num_replays, []
     assert runner.start_step(step, None, None, lambda: asked.append(1) or len(asked) > 2).result() is None
     assert len(asked) == 3 and runner._card.num_replays - replays == 2
+
+
+def test_a_padded_step_asks_for_kv_elsewhere_without_its_padding(models, new_runner) -> None:
+    """Of a model whose layers go in single operations: three rows, one of them a chunk, are padded to eight tokens."""
+    old, new = (
+        new_runner(models[NORMED], kernels=RowKernels("pretended"), num_blocks=WIDTH * 3, max_num_tokens=MOST_TOKENS,
+                   max_num_seqs=MOST_ROWS, build=card_runner) for _ in range(2)
+    )  # fmt: skip
+    num_layers = old.config.num_layers
+    whole = LayerRange(0, num_layers)
+    ran(old, as_step(0, [(0, 0, 23), (1, 0, 9), (2, 0, 5)], whole, num_layers), None)
+    for layer in range(num_layers):
+        there, here = old._memory.kv_arena(layer), new._memory.kv_arena(layer)
+        first = 5 if layer else 0  # of the first layer all blocks are here, of the others the first five are not
+        here[first:] = there[first:]
+    for number in range(1, 3):
+        step = as_step(number, [(0, 22 + number, 1), (1, 8 + number, 1), (2, 5, 3)], whole, num_layers)
+        expected = ran(old, step, None)
+        step.remote = [RemoteKV(0, 9, 1, num_layers, 20, [0, 1, 2, 3, 4])]
+        port = OldHome(old)
+        port.begin(step)
+        made = new.start_step(step, None, port).result()
+        assert [token.token_id for token in made.tokens] == expected[1]
+        assert port.num_asked == num_layers - 1
+    assert new._card.num_replays == 1, "of the layer whose KV is all here"

@@ -96,9 +96,10 @@ import torch
 from jettison.device.cuda.kernels import CudaKernels
 kernels = CudaKernels("cuda-invariant", torch.device("cuda"))
 layers = ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944), (7168, 5120), (5120, 13824))
-heads = ((152064, 3584), (151936, 896), (49152, 576))
-for n, k in (*layers, *heads):
-    dtype = torch.bfloat16 if (n, k) in layers else torch.float32
+small = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (1536, 1024), (1024, 1024), (8192, 1024), (1024, 4096))
+heads = ((152064, 3584), (151936, 896), (49152, 576), (256, 1024), (151936, 1024))
+for n, k in (*layers, *small, *heads):
+    dtype = torch.float32 if (n, k) in heads else torch.bfloat16
     weight = torch.randn(n, k, device="cuda", dtype=torch.bfloat16) / 64
     x = torch.randn(2048, k, device="cuda", dtype=torch.bfloat16)
     base = torch.empty(2048, n, device="cuda", dtype=dtype)
@@ -107,6 +108,8 @@ for n, k in (*layers, *heads):
         out = torch.empty(rows, n, device="cuda", dtype=dtype)
         kernels.linear(x[:rows], weight, None, out)
         assert torch.equal(out, base[:rows]), (n, k, rows)
+print(kernels.own_products)
+assert not {f"{n} x {k} in bfloat16" for n, k in layers} & set(kernels.own_products), "large ones were equal"
 """
 
 

@@ -206,12 +206,42 @@ class TestOnCard:
                 for row in range(rows):
                     alone.setdefault(row, logits[row])
                     assert torch.equal(alone[row], logits[row]), (rows, row)
-        assert len(runner._graphs) == 5 * big.layers
+        assert {(0, True, bucket) for bucket in (1, 4, 8, 32, 64)} <= {key[:3] for key in runner._graphs._graphs}
         runner._graphs._can_capture = False
         graphs, runner._graphs._graphs = runner._graphs._graphs, {}
         runner.start_step(big.step([1] * 20, [5] * 20), None).result()
         assert all(torch.equal(alone[row], runner._workspace.logits[row]) for row in range(20))
         runner._graphs._can_capture, runner._graphs._graphs = True, graphs
+
+    def test_graphs_of_chunks_give_what_launches_give(self, big: BigModel) -> None:
+        """And write the cache alike; a step of chunks takes far less than its launches did."""
+        runner = big.runner
+        for lens, contexts in (([40], [0]), ([1, 300, 1], [5, 0, 9]), ([7, 1, 1, 33], [0, 3, 2, 16]), ([2000], [0])):
+            step = big.step(lens, contexts)
+            found = []
+            for may_capture in (False, True, True, True):  # launched, captured, replayed, replayed
+                runner._bucket_sizes, sizes = runner._bucket_sizes if may_capture else [], runner._bucket_sizes
+                for arena in big.arenas:
+                    arena.fill_(0.25)
+                runner.start_step(step, None).result()
+                runner._bucket_sizes = sizes
+                logits = runner._workspace.logits[: len(lens)].clone()
+                found.append([logits, *(arena.clone() for arena in big.arenas)])
+            for again in found[1:]:
+                assert all(torch.equal(*pair) for pair in zip(found[0], again, strict=True)), lens
+        assert any(key.bucket > 256 for key in runner._graphs._graphs)
+
+    def test_graphs_take_little_of_the_card_s_memory(self, big: BigModel) -> None:
+        """Of which a process has a part set aside (``config.cards``): 64 graphs of each of 48 layers have room there."""
+        runner = big.runner
+        torch.cuda.synchronize()
+        before, num_before = torch.cuda.mem_get_info()[0], len(runner._graphs)
+        for tokens in (3, 150, 400, 500, 600, 700, 800, 900, 1000, 1200):
+            runner.start_step(big.step([tokens], [0]), None).result()
+        num_graphs = len(runner._graphs) - num_before
+        assert num_graphs >= 8 * big.layers
+        taken = before - torch.cuda.mem_get_info()[0]
+        assert taken / num_graphs < (160 << 10), f"{taken / num_graphs / 1024:.0f} KiB a graph"
 
     def test_a_row_s_bits_do_not_depend_on_what_is_computed_beside_it(self, big: BigModel) -> None:
         first = None

@@ -107,6 +107,7 @@ class FakeDevice:
         self.capacity_blocks = capacity_blocks
         self.layout_version = 0
         self.kernels_name = "fake"
+        self.own_products = ()
         self.kv_block_bytes = kv_block_bytes
         self.kv = fresh_bytes(("kv", worker_id), num_layers * capacity_blocks * kv_block_bytes).reshape(
             num_layers, capacity_blocks, kv_block_bytes

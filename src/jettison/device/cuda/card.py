@@ -214,6 +214,10 @@ class Card:
         """uint8 ``[num_bytes]`` on the card, outside of all budgets: for staging."""
         return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
 
+    def give_back(self) -> None:
+        """Memory that was taken beside budgets, and is not in use, goes back to the card."""
+        torch.cuda.empty_cache()
+
     def copy_in(self, pinned: Tensor, target: Tensor) -> None:
         """Launch a copy of pinned memory, which must not change before it is over, to the card; equal shapes and
         dtypes, both contiguous."""

@@ -2,7 +2,7 @@
 
 Two kinds. ``cuda``: the fastest. ``cuda-invariant``: a row's result never depends on the batch, not in its last bit. It
 needs one size of attention's tiles, and products without split sums (cublasLt with almost no workspace), which is a
-setting of the whole process.
+setting of the whole process; ``products`` looks at whether that suffices, and multiplies itself where it does not.
 
 The contract takes tables and lengths from the host, which costs a copy and a wait at each call. A runner copies them
 once a step, as ``StepRows``, and calls ``attend`` and ``attend_rows``. These only launch, so graphs may hold them (from
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from torch import Tensor
 from jettison.device.cuda import elementwise
 from jettison.device.cuda.attention import Launch, Parts, attend, early_launch
 from jettison.device.cuda.experts import FEW_ROWS, MANY_ROWS, SortedPairs, add_up, multiply
+from jettison.device.cuda.products import ExaminedProducts, multiply_in_order
 from jettison.device.cuda.rows import StepRows, lay_out
 from jettison.device.cuda.tiles import Tile, choose_tile
 from jettison.device.cuda.worklist import WorkShape
@@ -110,8 +112,20 @@ class CudaKernels:
         self.launches_early = can_launch_early if launches_early is None else launches_early
         """May be changed between launches: the bits are the same."""
         self._parts: dict[tuple[int, int], Parts] = {}
+        self._products: ExaminedProducts | None = None
         if self.rows_are_independent and device.type == "cuda":
             choose_invariant_products()
+            self._products = ExaminedProducts(_multiply, self._multiply_in_order)
+
+    @property
+    def own_products(self) -> list[str]:
+        """Shapes of products that cuBLAS does not keep independent of the batch on this card, so that Triton makes
+        them: known from the first use of each shape."""
+        return [] if self._products is None else self._products.own
+
+    def warming(self) -> AbstractContextManager[None]:
+        """Inside, weights are not read yet, and may be filled with anything."""
+        return nullcontext() if self._products is None else self._products.filling()
 
     # ------------------------------------------------------------------------------------------------- attention
 
@@ -272,12 +286,15 @@ class CudaKernels:
         """See ``Kernels.linear``. The bias is added to the product as it is in ``out``."""
         plain = _plain(weight)
         check_linear(x, plain, bias, out)
-        if out.dtype == x.dtype:
-            torch.mm(x, plain.t(), out=out)
+        if self._products is None:
+            _multiply(x, plain, out)
         else:
-            torch_sums(x, plain, out)
+            self._products.multiply(x, plain, out)
         if bias is not None:
             out.add_(bias)
+
+    def _multiply_in_order(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        multiply_in_order(x, weight, out, self.launches_early)
 
     # ------------------------------------------------------------------------------------------ element by element
 
@@ -440,6 +457,14 @@ def choose_invariant_products() -> None:
     matmul.allow_bf16_reduced_precision_reduction = (False, False)  # and no split of k
     matmul.allow_fp16_reduced_precision_reduction = (False, False)
     torch.backends.cuda.preferred_blas_library("cublaslt")
+
+
+def _multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """See ``products.Multiply``: cuBLAS's, on a card."""
+    if out.dtype == x.dtype:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch_sums(x, weight, out)
 
 
 def _plain(weight: Weight) -> Tensor:

@@ -11,6 +11,7 @@ Not here: how far the host runs ahead (``running``), rows as arrays (``rows``), 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -51,6 +52,15 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 class CardKernels(Kernels, Protocol):
     """``Kernels`` whose layers may read a step's rows from the card."""
+
+    @property
+    def own_products(self) -> list[str]:
+        """See ``CudaKernels.own_products``."""
+        ...
+
+    def warming(self) -> AbstractContextManager[None]:
+        """See ``CudaKernels.warming``."""
+        ...
 
     def work_shape(self, heads: int, arena: Tensor, most_tokens: int) -> WorkShape:
         """See ``CudaKernels.work_shape``."""
@@ -127,6 +137,11 @@ class CudaRunner:
         """[hidden_size], a view of the workspace."""
         return self._workspace.final_norm
 
+    @property
+    def own_products(self) -> list[str]:
+        """See ``StepRunner.own_products``."""
+        return self._kernels.own_products
+
     def start_step(
         self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None,
         gives_up: GivesUp | None = None,
@@ -146,18 +161,20 @@ class CudaRunner:
         return self._newest
 
     def warm_up(self, layers: LayerRange, num_blocks: int) -> int:
-        """Compile and load what steps launch. See ``StepRunner.warm_up``."""
+        """Compile and load what steps launch, and look at the model's products. See ``StepRunner.warm_up``."""
         block_size = self._memory.kv_arena(layers.lo).shape[3]
         most_tokens = min(num_blocks * block_size, self._limits.max_num_tokens, self.config.max_model_len)
         steps = warm_steps(self.config, layers, most_tokens, block_size)
-        for step in steps:
-            shape = step.num_tokens, self.config.hidden_size
-            hidden = torch.zeros(shape, dtype=self.dtype, device=self._card.device) if layers.lo else None
-            stage = self._begin(step, hidden, None, takes_from_card=False)
-            for layer in layers.layers():
-                self._run_layer(stage, layer)
-            self._end(stage)
+        with self._kernels.warming():
+            for step in steps:
+                shape = step.num_tokens, self.config.hidden_size
+                hidden = torch.zeros(shape, dtype=self.dtype, device=self._card.device) if layers.lo else None
+                stage = self._begin(step, hidden, None, takes_from_card=False)
+                for layer in layers.layers():
+                    self._run_layer(stage, layer)
+                self._end(stage)
         self._card.synchronize()
+        self._card.give_back()
         return num_warm_blocks(steps)
 
     def attend(

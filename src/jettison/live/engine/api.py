@@ -121,6 +121,9 @@ class EngineSnapshot:
     """Why workers that live cannot serve again yet, a line each: weights that no worker has, and what to do."""
     weights: str | None = None
     """Digest of the weights that are served; None before they are read."""
+    own_products: tuple[str, ...] = ()
+    """Shapes of products that workers compute themselves, where a card's library does not keep rows independent of the
+    batch."""
     wakes_s: tuple[float, ...] = ()
     """What waking each sleeper that may be woken would take, the soonest first."""
 

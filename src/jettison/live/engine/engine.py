@@ -84,6 +84,7 @@ class Engine:
         self._weights: WeightsIdentity | None = None
         """What the workers have read at the start, and serve."""
         self._weights_digest: str | None = None
+        self._own_products: tuple[str, ...] = ()
         self._idle = asyncio.Event()
         self._idle.set()
         self._first_step: dict[WorkerId, int] = {}
@@ -131,6 +132,7 @@ class Engine:
         self._loading.all_read()
         self._weights = self._agree_on_weights(ready)
         self._weights_digest = self._weights.summary
+        self._own_products = tuple(sorted({product for each in ready for product in each.own_products}))
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
         profile, machine_of = assembly.load_profile(), machines_of(capacity, self._spawner)
         slowest = max(ready, key=lambda r: r.read_ns)
@@ -335,7 +337,7 @@ class Engine:
             return EngineSnapshot(self._state, self._config.memory.block_size)
         pids = self._crew.pids
         snapshot = take_snapshot(self._driver, self._state, self._config, pids)
-        snapshot.weights = self._weights_digest
+        snapshot.weights, snapshot.own_products = self._weights_digest, self._own_products
         return snapshot
 
     def event_document(self) -> dict[str, object]:

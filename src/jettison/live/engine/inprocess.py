@@ -85,7 +85,7 @@ class InProcessCluster:
             self._connect()
         return [
             m.WorkerReady(worker, os.getpid(), device.capacity_blocks, device.layout_version, device.kernels_name,
-                          device.memory_report(), device.weights_identity, *device.reading_ns)
+                          device.memory_report(), device.weights_identity, *device.reading_ns, device.own_products)
             for worker, device in self._devices.items()
         ]
 

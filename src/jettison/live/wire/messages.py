@@ -83,6 +83,8 @@ class WorkerReady(msgspec.Struct, array_like=True):
     """Time that reading them took, all in all."""
     check_ns: int = 0
     """Of it: digests, and the look for what is not finite."""
+    own_products: tuple[str, ...] = ()
+    """``StepRunner.own_products``."""
 
 
 class WorkerStartFailed(msgspec.Struct, array_like=True):

@@ -86,6 +86,12 @@ class Device(Protocol):
         ...
 
     @property
+    def own_products(self) -> tuple[str, ...]:
+        """Shapes of products that the device computes itself, where its library does not keep rows independent of the
+        batch."""
+        ...
+
+    @property
     def kv_block_bytes(self) -> int:
         """Bytes of one block in one layer's arena (K and V)."""
         ...

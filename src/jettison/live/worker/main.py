@@ -83,7 +83,8 @@ class WorkerProcess:
         try:
             channel.emit(
                 m.WorkerReady(self._me.worker_id, os.getpid(), device.capacity_blocks, device.layout_version,
-                              device.kernels_name, device.memory_report(), device.weights_identity, *device.reading_ns)
+                              device.kernels_name, device.memory_report(), device.weights_identity, *device.reading_ns,
+                              device.own_products)
             )
             self._heart.start()
             self._serve(channel, loop, device)
