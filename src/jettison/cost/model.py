@@ -11,6 +11,9 @@ Of one stage that runs k layers over a microbatch of n chunks with T tokens in a
     entry + T * entry_token                 the embedding, on the first stage
     head + max(S', head_tokens) * sample    final norm, head and sampling, on the last stage where S > 0
 
+The first four lines, but for ``step``, are the layers' time on their device. Where a host launches the kernels of a
+layer one by one, the layer takes at least ``launch_layer``, as the two work at the same time: max(device, launches).
+
 T' and S' are rounded up to whole ``row_tile``s: a matrix product works on so many rows at a time, full or not.
 
 Written as eq. 1 to 3: a chunk costs ``alpha pairs + kappa (p + c) + beta c + gamma``, and a microbatch the sum of its
@@ -100,13 +103,21 @@ class CostModel:
     """The same for the head."""
     row_tile: int = 1
     """Rows that a matrix product takes at a time."""
+    launch_layer_s: float = 0.0
+    """The host's time to launch one layer's kernels, which the layer takes at least where it is launched so: in steps
+    with a chunk of two tokens or more, and more than ``graph_tokens`` in all. 0 where the host itself computes."""
+    graph_tokens: int = 0
+    """Steps of at most so many tokens are captured, and decodes are anyhow: then no layer waits for launches."""
 
     def __post_init__(self) -> None:
-        bad = [name for name in COEFFICIENTS if not 0.0 <= getattr(self, name) < float("inf")]
+        names = (*COEFFICIENTS, "launch_layer_s")
+        bad = [name for name in names if not 0.0 <= getattr(self, name) < float("inf")]
         if bad:
             raise ValueError(f"coefficients must be finite and >= 0: {', '.join(bad)}")
         if min(self.num_layers, self.weight_tokens, self.head_tokens, self.row_tile) < 1:
             raise ValueError("num_layers, weight_tokens, head_tokens and row_tile must be >= 1")
+        if self.graph_tokens < 0:
+            raise ValueError("graph_tokens must be >= 0")
 
     # --- eq. 1 to 3 -------------------------------------------------------------------------------------------
 
@@ -165,11 +176,12 @@ class CostModel:
 
     def totals_cost_s(
         self, num_tokens: int, num_pairs: float, num_kv_tokens: int, num_layers: int | None = None, *,
-        is_first: bool = True, num_samples: int = 0,
+        is_first: bool = True, num_samples: int = 0, has_chunks: bool | None = None,
     ) -> float:
         """``batch_cost_s`` of a microbatch given by its totals.
 
-        ``num_pairs``: query-key pairs of all chunks; ``num_kv_tokens``: their contexts and own tokens.
+        ``num_pairs``: query-key pairs of all chunks; ``num_kv_tokens``: their contexts and own tokens. ``has_chunks``:
+        see ``launch_excess_s``.
         """
         layers = self.num_layers if num_layers is None else num_layers
         if num_tokens == 0:
@@ -179,13 +191,32 @@ class CostModel:
         seconds += layers * self.token_layer_s * (self._layer_rows(num_tokens) - num_tokens)
         if num_samples:
             seconds += self.head_s + self.sample_s * self._head_rows(num_samples)
+        if self.launch_layer_s:
+            seconds += self.launch_excess_s(num_tokens, num_pairs, num_kv_tokens, layers, has_chunks=has_chunks)
         return seconds
+
+    def launch_excess_s(
+        self, num_tokens: int, num_pairs: float, num_kv_tokens: int, num_layers: int | None = None, *,
+        has_chunks: bool | None = None,
+    ) -> float:
+        """Seconds by which launching the layers takes longer than their work; the totals are those of
+        ``totals_cost_s``. ``has_chunks``: whether a row has two tokens or more (None: as it has, its pairs are more
+        than its KV)."""
+        layers = self.num_layers if num_layers is None else num_layers
+        if not self.launch_layer_s or num_tokens <= self.graph_tokens:
+            return 0.0
+        if not (num_pairs > num_kv_tokens if has_chunks is None else has_chunks):
+            return 0.0
+        work_s = self._work_s(num_tokens, num_pairs, num_kv_tokens, 1, False) + self.layer_s
+        work_s += self.token_layer_s * (self._layer_rows(num_tokens) - num_tokens)
+        return layers * max(0.0, self.launch_layer_s - work_s)
 
     def terms_s(
         self, num_tokens: int, num_pairs: float, num_kv_tokens: int, num_layers: int | None = None, *,
         is_first: bool = True, num_samples: int = 0,
     ) -> tuple[float, float, float, float, float]:
-        """``totals_cost_s`` in its parts: fixed, by tokens, by pairs, by KV, by sampled rows."""
+        """``totals_cost_s`` but for ``launch_excess_s`` in its parts: fixed, by tokens, by pairs, by KV, by sampled
+        rows."""
         layers = self.num_layers if num_layers is None else num_layers
         if num_tokens == 0:
             return 0.0, 0.0, 0.0, 0.0, 0.0
@@ -233,7 +264,8 @@ def _rows(num_rows: int, row_tile: int, least: int) -> int:
 
 
 def features(shape: StepShape, weight_tokens: int, head_tokens: int, row_tile: int) -> tuple[float, ...]:
-    """The factor of each coefficient in a step: ``step_cost_s`` is their dot product with COEFFICIENTS."""
+    """The factor of each coefficient in a step: where no layer waits for launches, ``step_cost_s`` is their dot product
+    with COEFFICIENTS."""
     layers, num_tokens, first = shape.num_layers, shape.num_tokens, float(shape.is_first)
     return (
         layers * sum(chunk.num_pairs for chunk in shape.chunks),

@@ -157,11 +157,29 @@ class StepTimePredictor:
         """The seconds of each term by the cost model."""
         num_rows, num_tokens, num_pairs, num_kv_tokens, num_copied_bytes, num_beside_bytes = work
         fixed, tokens, pair_s, kv_token_s, rows = self._model_terms(num_rows, num_tokens, part)
+        if self._cost.launch_layer_s and num_tokens > num_rows:
+            fixed += self._launch_excess_s(num_tokens, num_pairs, num_kv_tokens + num_tokens, part)
         return (
             fixed, tokens, pair_s * num_pairs, kv_token_s * (num_kv_tokens + num_tokens), rows,
             self._copied_s(num_copied_bytes, part) if num_copied_bytes else 0.0,
             self._beside_s(num_beside_bytes, part) if num_beside_bytes else 0.0,
         )
+
+    def _launch_excess_s(self, num_tokens: int, num_pairs: int, num_kv_tokens: int, part: Part) -> float:
+        """Seconds by which launches take longer than a chunk's layers; a fixed cost, as no token adds to it."""
+        seconds = self._cost.launch_excess_s(
+            num_tokens, num_pairs, num_kv_tokens, self._layers(part), has_chunks=True
+        )
+        if part.measure is Measure.PERIOD:
+            return seconds / (part.num_stages * self._efficiency(part.num_stages))
+        return seconds
+
+    def _layers(self, part: Part) -> int:
+        """Layers in a part."""
+        if part.num_layers is not None:
+            return part.num_layers
+        num_layers = self._cost.num_layers
+        return max(1, num_layers // part.num_stages) if part.measure is Measure.STAGE else num_layers
 
     def _copied_s(self, num_copied_bytes: int, part: Part) -> float:
         """Seconds of copies that a step waits for. All its stages copy at the same time, and no stage computes
@@ -188,9 +206,7 @@ class StepTimePredictor:
         return known
 
     def _compute_terms(self, num_rows: int, num_tokens: int, part: Part) -> ModelTerms:
-        cost, num_stages, layers = self._cost, part.num_stages, part.num_layers
-        if layers is None:
-            layers = max(1, cost.num_layers // num_stages) if part.measure is Measure.STAGE else cost.num_layers
+        cost, num_stages, layers = self._cost, part.num_stages, self._layers(part)
         fixed, tokens, pair_s, kv_token_s, rows = cost.terms_s(
             num_tokens, 1, 1, layers, is_first=part.is_first, num_samples=num_rows if part.is_last else 0
         )

@@ -93,6 +93,9 @@ _OPTIONAL: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 """Optional keys, left out of a document at their default: kind, and default."""
 
+_OPTIONAL_COSTS: dict[str, tuple[Any, Any]] = {"launch_layer_s": (float, 0.0), "graph_tokens": (int, 0)}
+"""The same of the cost model: profiles of a CPU, and of earlier versions, have none of these."""
+
 _POINTS: dict[str, Any] = {"batch_points": BatchPoint, "prefill_points": PrefillPoint}
 """The class of the points in each list of measured points."""
 
@@ -132,6 +135,7 @@ def profile_to_plain(profile: HardwareProfile) -> dict[str, Any]:
     plain = dataclasses.asdict(profile) | {
         name: [point._asdict() for point in getattr(profile, name)] for name in _POINTS
     }
+    plain["cost"] = {n: value for n, value in plain["cost"].items() if value != _OPTIONAL_COSTS.get(n, (None, None))[1]}
     return {name: value for name, value in plain.items() if name not in _OPTIONAL or value != _OPTIONAL[name][1]}
 
 
@@ -143,7 +147,9 @@ def profile_from_plain(plain: object, where: str) -> HardwareProfile:
     kinds |= {name: kind for name, (kind, _) in _OPTIONAL.items()}
     kinds = {name: kind for name, kind in kinds.items() if name not in _OPTIONAL or name in given}
     values = checked(plain, kinds, where)
-    cost = checked(values["cost"], field_kinds(CostModel), f"{where}.cost")
+    of_cost = values["cost"].keys()
+    cost_kinds = {n: kind for n, kind in field_kinds(CostModel).items() if n not in _OPTIONAL_COSTS or n in of_cost}
+    cost = checked(values["cost"], cost_kinds, f"{where}.cost")
     points = {
         name: [checked(item, field_kinds(kind), f"{where}.{name}") for item in values[name]]
         for name, kind in _POINTS.items() if name in values

@@ -112,7 +112,7 @@ class ModelledExecutor:
         kv_tokens: Any = load.num_kv_tokens + grown
         seconds: Any = self.cost.totals_cost_s(
             load.num_tokens, pairs, kv_tokens, stage.num_layers,
-            is_first=stage.is_first, num_samples=samples,
+            is_first=stage.is_first, num_samples=samples, has_chunks=False,
         )
         whole: npt.NDArray[np.int64] = np.rint((seconds + self.overhead_s) * NANOSECONDS).astype(np.int64)
         return whole

@@ -105,6 +105,7 @@ def term_rows(result: ProfileResult) -> Rows:
         ("kappa: token of KV read, a layer", cost.kv_token_layer_s),
         ("beta: token, a layer", cost.token_layer_s),
         ("layer", cost.layer_s),
+        ("layer, at least, where a host launches it", cost.launch_layer_s),
         ("step", cost.step_s),
         ("first stage", cost.entry_s),
         ("first stage, a token", cost.entry_token_s),
