@@ -129,10 +129,11 @@ def _fit(
         found = _with_launches(steps, found)
     values = {name: float(value) for name, value in zip(COEFFICIENTS, found.solution, strict=False)}
     tile, weight, head = found.knees
-    launches = {} if not found.solution[-1] else {
-        "launch_layer_s": float(found.solution[-1]), "graph_tokens": found.waiting.graph_tokens
-    }  # fmt: skip
-    return CostModel(num_layers, **values, weight_tokens=weight, head_tokens=head, row_tile=tile, **launches)
+    launch_s = float(found.solution[-1])
+    return CostModel(
+        num_layers, **values, weight_tokens=weight, head_tokens=head, row_tile=tile, launch_layer_s=launch_s,
+        graph_tokens=found.waiting.graph_tokens if launch_s else 0,
+    )
 
 
 class _Steps:

@@ -134,7 +134,7 @@ class ExaminedProducts:
 
     def multiply(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         """See ``Multiply``. Rows do not depend on each other."""
-        product = Product(*weight.shape, x.dtype, out.dtype)
+        product = Product(weight.shape[0], weight.shape[1], x.dtype, out.dtype)
         is_equal = self._is_equal.get(product)
         if is_equal is None:
             is_equal = self._look(product, weight)
