@@ -232,7 +232,7 @@ class TestOnCard:
         assert any(key.bucket > 256 for key in runner._graphs._graphs)
 
     def test_graphs_take_little_of_the_card_s_memory(self, big: BigModel) -> None:
-        """Of which a process has a part set aside (``config.cards``): 64 graphs of each of 48 layers have room there."""
+        """Of which a process has a GiB set aside (``config.devices``): 64 of each of 48 layers have room there."""
         runner = big.runner
         torch.cuda.synchronize()
         before, num_before = torch.cuda.mem_get_info()[0], len(runner._graphs)

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jettison.device.cuda.launching import launch as launch_kernel
 from jettison.device.cuda.tiles import PART_ROWS, POSITIONS, SPLIT, Tile
 from jettison.device.cuda.worklist import HEADER_WORDS, ITEM_WORDS
 
@@ -75,15 +76,20 @@ def attend(
     _, _, kv_heads, block_size, head_dim = arena.shape
     softcap = launch.softcap
     inner = 2 * scale / softcap * math.log2(math.e) if softcap else 0.0
-    attend_kernel[(launch.programs,)](
+    arguments = (
         q, arena, tables, work, out, out if launch.lse is None else launch.lse,
         parts.sums, parts.scales, parts.arrived, tables.stride(0), q.stride(0), out.stride(0),
         (softcap or scale) * math.log2(math.e), inner, launch.window,
-        KVH=kv_heads, G=q.shape[1] // kv_heads, D=head_dim, DP=triton.next_power_of_2(head_dim), BS=block_size,
-        BM=launch.tile.rows, BN=POSITIONS, SPLIT=SPLIT, CAUSAL=not launch.only_context,
-        HAS_LSE=launch.lse is not None, WINDOWED=launch.window > 0, CAPPED=softcap > 0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=launch.early,
-        num_warps=launch.tile.warps, num_stages=launch.tile.stages, **early_launch(launch.early),
+    )  # fmt: skip
+    constants = {
+        "KVH": kv_heads, "G": q.shape[1] // kv_heads, "D": head_dim, "DP": triton.next_power_of_2(head_dim),
+        "BS": block_size, "BM": launch.tile.rows, "BN": POSITIONS, "SPLIT": SPLIT, "CAUSAL": not launch.only_context,
+        "HAS_LSE": launch.lse is not None, "WINDOWED": launch.window > 0, "CAPPED": softcap > 0,
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "PDL": launch.early,
+    }  # fmt: skip
+    launch_kernel(
+        attend_kernel, (launch.programs,), arguments, constants, num_warps=launch.tile.warps,
+        num_stages=launch.tile.stages, **early_launch(launch.early),
     )
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from jettison.device.cuda import elementwise
 from jettison.device.cuda.attention import Launch, Parts, attend, early_launch
 from jettison.device.cuda.experts import FEW_ROWS, MANY_ROWS, SortedPairs, add_up, multiply
+from jettison.device.cuda.launching import launch
 from jettison.device.cuda.products import ExaminedProducts, multiply_in_order
 from jettison.device.cuda.rows import StepRows, lay_out
 from jettison.device.cuda.tiles import Tile, choose_tile
@@ -161,10 +162,10 @@ class CudaKernels:
         parts = self._parts.get((kv_heads, head_dim))
         if parts is None:
             parts = self._parts[kv_heads, head_dim] = Parts(kv_heads, head_dim, self.device)
-        launch = Launch(
+        how = Launch(
             rows.tile, self._programs(rows.tile), rows.only_context, lse, self.launches_early, window, softcap
         )
-        attend(q, arena, rows.tables, rows.work, out, scale, parts, launch)
+        attend(q, arena, rows.tables, rows.work, out, scale, parts, how)
 
     def attention(
         self, q: Tensor, arena: Tensor, block_tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array,
@@ -251,13 +252,17 @@ class CudaKernels:
         gains = (weights.q_norm, weights.k_norm) if has_norm else (buffers.x, buffers.x)
         bias = weights.qkv_bias
         heads = q.shape[1] + 2 * kv_heads
-        elementwise.heads_kernel[(q.shape[0], triton.cdiv(heads, _HEADS_A_PROGRAM))](
+        arguments = (
             buffers.qkv, buffers.x if bias is None else bias, arena, *gains, constants.cos, constants.sin,
             rows.positions, rows.slots, buffers.qkv.stride(0), constants.cos.shape[0], constants.eps,
-            HQ=q.shape[1], KVH=kv_heads, D=head_dim, DP=triton.next_power_of_2(head_dim), R=constants.cos.shape[1],
-            BS=block_size, HB=_HEADS_A_PROGRAM, HAS_BIAS=bias is not None, HAS_NORM=has_norm, ROTATES=True,
-            WRITES=True, PDL=self.launches_early, num_warps=2, **self._launch(),
-        )
+        )  # fmt: skip
+        compiled_for = {
+            "HQ": q.shape[1], "KVH": kv_heads, "D": head_dim, "DP": triton.next_power_of_2(head_dim),
+            "R": constants.cos.shape[1], "BS": block_size, "HB": _HEADS_A_PROGRAM, "HAS_BIAS": bias is not None,
+            "HAS_NORM": has_norm, "ROTATES": True, "WRITES": True, "PDL": self.launches_early,
+        }  # fmt: skip
+        grid = q.shape[0], triton.cdiv(heads, _HEADS_A_PROGRAM)
+        launch(elementwise.heads_kernel, grid, arguments, compiled_for, num_warps=2, **self._launch())
 
     def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """See ``Kernels.feed_forward``: four launches."""
@@ -314,9 +319,11 @@ class CudaKernels:
     def _norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, *, adds: bool) -> None:
         width = x.shape[1]
         block = triton.next_power_of_2(width)
-        elementwise.norm_kernel[(x.shape[0],)](
-            x, residual, weight, out, x.stride(0), residual.stride(0), out.stride(0), width, eps,
-            ADD=adds, BLOCK=block, PDL=self.launches_early, num_warps=min(8, max(1, block // 256)), **self._launch(),
+        launch(
+            elementwise.norm_kernel, (x.shape[0],),
+            (x, residual, weight, out, x.stride(0), residual.stride(0), out.stride(0), width, eps),
+            {"ADD": adds, "BLOCK": block, "PDL": self.launches_early}, num_warps=min(8, max(1, block // 256)),
+            **self._launch(),
         )
 
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array) -> None:
@@ -360,9 +367,10 @@ class CudaKernels:
         rows, cols = out.shape
         check_matrix("out", out, rows, cols, gate_up.dtype)
         check_matrix("gate_up", gate_up, rows, 2 * cols, gate_up.dtype)
-        elementwise.silu_kernel[(rows, triton.cdiv(cols, _SILU_BLOCK))](
-            gate_up, out, gate_up.stride(0), out.stride(0), cols, BLOCK=_SILU_BLOCK,
-            PDL=self.launches_early, num_warps=4, **self._launch(),
+        launch(
+            elementwise.silu_kernel, (rows, triton.cdiv(cols, _SILU_BLOCK)),
+            (gate_up, out, gate_up.stride(0), out.stride(0), cols),
+            {"BLOCK": _SILU_BLOCK, "PDL": self.launches_early}, num_warps=4, **self._launch(),
         )
 
     def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:
