@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 import tempfile
 
+from jettison.transport.authority import Applicant, Authority
 from jettison.transport.dialling import DialledLink
 from jettison.transport.handshake import Handshake, Identity, Purpose
 from jettison.transport.inproc import InProcessLink
 from jettison.transport.shm import ShmLink, SlotGeometry
 from jettison.transport.sockets import Acceptor, listening_socket
 from jettison.transport.tcp import Connection, TcpLink
+from jettison.transport.tls import TlsContexts
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 SMALL = SlotGeometry(activation_slots=3, bulk_slots=2, activation_bytes=4096, bulk_bytes=8192)
@@ -22,6 +24,16 @@ def proven(a=1, b=2, purpose=Purpose.LINK):
     theirs = Handshake(SECRET, Identity(b, 0), purpose, initiator=False)
     theirs.feed(ours.feed(theirs.feed(ours.first())))
     return ours, theirs
+
+
+AUTHORITY = Authority()
+
+
+def contexts(worker, life=0, authority=AUTHORITY, named=None):
+    """Of a worker with a certificate of its own name, or of another one's."""
+    me = Identity(worker, life)
+    applicant = Applicant(me)
+    return TlsContexts(applicant.papers(authority.sign(applicant.request, named or me), authority.certificate))
 
 
 def shm_pair(geometry=SMALL, pin=None):
@@ -62,7 +74,7 @@ def inproc_pair():
     return InProcessLink.pair(1, 2, activation_slots=3, bulk_slots=3, activation_bytes=4096, bulk_bytes=8192)
 
 
-def dialled_pair(scheme, num_connections):
+def dialled_pair(scheme, num_connections, tls=False):
     """Opened without waiting; both ends are what takes the opening link's place."""
     with tempfile.TemporaryDirectory() as folder:
         address = f"unix:{folder}/link" if scheme == "unix" else "tcp:127.0.0.1:0"
@@ -70,10 +82,11 @@ def dialled_pair(scheme, num_connections):
         if scheme == "tcp":
             address += str(listener.getsockname()[1])
             address = address.replace(":0", ":")
-        acceptor = Acceptor(listener, SECRET, Identity(2, 0), Purpose.LINK, frozenset({Purpose.URGENT}))
+        acceptor = Acceptor(listener, SECRET, Identity(2, 0), Purpose.LINK, frozenset({Purpose.URGENT}),
+                            tls=contexts(2) if tls else None)
         opening = DialledLink(
             address, SECRET, Identity(1, 0), Identity(2, 0), [Purpose.LINK, Purpose.URGENT][:num_connections], make,
-            (4096, 8192),
+            (4096, 8192), tls=contexts(1) if tls else None,
         )
         accepted = []
         while opening.settled is None:
@@ -88,6 +101,10 @@ def dialled_pair(scheme, num_connections):
     return opening.settled, theirs
 
 
+def tls_pair():
+    return dialled_pair("tcp", 2, tls=True)
+
+
 def make(bulk, urgent=None):
     if bulk.sock.family == socket.AF_UNIX:
         return ShmLink(*bulk, SMALL)
@@ -96,4 +113,5 @@ def make(bulk, urgent=None):
 
 PAIRS = {"shm": shm_pair, "shm, pinned": lambda: shm_pair(pin=lambda memory: lambda: None), "tcp": tcp_pair,
          "tcp, two connections": tcp_pair_of_two, "inproc": inproc_pair,
-         "dialled shm": lambda: dialled_pair("unix", 1), "dialled tcp": lambda: dialled_pair("tcp", 2)}
+         "dialled shm": lambda: dialled_pair("unix", 1), "dialled tcp": lambda: dialled_pair("tcp", 2),
+         "tls": lambda: dialled_pair("tcp", 1, tls=True), "tls, two connections": tls_pair}

@@ -26,6 +26,7 @@ from jettison.transport.pacing import Alarm
 from jettison.transport.shm import ShmLink
 from jettison.transport.sockets import check_same_user, parse_address
 from jettison.transport.tcp import Connection, TcpLink
+from jettison.transport.tls import TlsContexts, Wire, check_name
 
 log = logging.getLogger(__name__)
 
@@ -44,31 +45,38 @@ may be as slow to answer as it likes: it does not answer while it computes."""
 class Dialling:
     """One connection on its way. Watch ``sock``, for room to write while ``is_connecting``; call ``advance``."""
 
-    def __init__(self, address: str, secret: bytes, me: Identity, purpose: Purpose) -> None:
-        """Raises OSError, ValueError."""
+    def __init__(
+        self, address: str, secret: bytes, me: Identity, purpose: Purpose, tls: TlsContexts | None = None
+    ) -> None:
+        """``tls``: of a connection over TCP; None: it is not encrypted. Raises OSError, ValueError."""
+        self._tls = tls
         scheme, host, port = parse_address(address)
         self._where: str | tuple[str, int] = host if scheme == "unix" else (host, port)
         self._handshake = Handshake(secret, me, purpose, initiator=True)
         self._reply = b""
         self.is_connecting = True
         if scheme == "unix":
-            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         else:
             family, kind, proto, _, _ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            self.sock = socket.socket(family, kind, proto)
-            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, _NUM_SYN_RETRIES)
-        self.sock.setblocking(False)
+            sock = socket.socket(family, kind, proto)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, _NUM_SYN_RETRIES)
+        sock.setblocking(False)
+        self._plain = sock
+        self.sock: Wire = sock
 
     def advance(self) -> Connection | None:
         """The connection, once both ends are proven (and from then on). Raises LinkDownError, OSError."""
         if self.is_connecting:
-            error = self.sock.connect_ex(self._where)
+            error = self._plain.connect_ex(self._where)
             if error in _IN_PROGRESS:
                 return None
             if error not in (0, errno.EISCONN):
                 raise OSError(error, f"cannot connect to {self._where}")
-            if self.sock.family == socket.AF_UNIX:
-                check_same_user(self.sock)
+            if self._plain.family == socket.AF_UNIX:
+                check_same_user(self._plain)
+            elif self._tls is not None:
+                self.sock = self._tls.wrap(self._plain, accepts=False)
             self.is_connecting = False
             self.sock.send(self._handshake.first())
         while not self._handshake.done:
@@ -80,7 +88,9 @@ class Dialling:
                 raise HandshakeError("the peer hung up")
             self._reply += part
             if len(self._reply) == self._handshake.needed:
-                self.sock.send(self._handshake.feed(self._reply))
+                check = self._handshake.feed(self._reply)
+                check_name(self.sock, self._handshake.peer)
+                self.sock.send(check)
         return Connection(self.sock, self._handshake)
 
 
@@ -120,7 +130,7 @@ class DialledLink(Link):
     def __init__(
         self, address: str, secret: bytes, me: Identity, them: Identity, purposes: Sequence[Purpose],
         make: Callable[..., ShmLink | TcpLink], max_payload: tuple[int, int],
-        clock_ns: Callable[[], int] = time.monotonic_ns,
+        clock_ns: Callable[[], int] = time.monotonic_ns, tls: TlsContexts | None = None,
     ) -> None:
         """``make`` turns connections, one for each purpose, into a link that takes ``max_payload`` bytes (of urgent
         frames, of bulk). Never raises: without a descriptor to wait with it is down."""
@@ -133,6 +143,7 @@ class DialledLink(Link):
         self._make = make
         self._max_payload = max_payload
         self._clock_ns = clock_ns
+        self._tls = tls
         self.queues_bulk = not address.startswith("unix:")
         self._dials: list[Dialling] = []
         """Of this try, one for each purpose; none in a pause."""
@@ -181,7 +192,7 @@ class DialledLink(Link):
     def _dialled(self, bell: _Bell) -> list[Connection]:
         """Those that are proven by now, of all purposes: the dials do not wait for each other."""
         for purpose in self._purposes[len(self._dials) :]:
-            self._dials.append(Dialling(self._address, self._secret, self._me, purpose))
+            self._dials.append(Dialling(self._address, self._secret, self._me, purpose, self._tls))
         connections = []
         for dial in self._dials:
             connection = dial.advance()

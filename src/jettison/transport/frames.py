@@ -24,6 +24,7 @@ import numpy as np
 from jettison.transport.handshake import Handshake
 from jettison.transport.link import EMPTY, MAX_AUX_BYTES, Bytes, FrameKind
 from jettison.transport.pacing import Pacer
+from jettison.transport.tls import TlsSocket, Wire
 
 _HEADER = struct.Struct("<I B x H I I q Q")
 """Magic, kind, length of aux, sequence number, epoch, tag, payload bytes; then MAC, aux, payload."""
@@ -54,12 +55,13 @@ class FrameStream:
     """Both directions of one connection. After a ``failure`` no frame is sent or received any more."""
 
     def __init__(
-        self, sock: socket.socket, handshake: Handshake, epoch: int, queues: Sequence[deque[WireFrame]],
+        self, sock: Wire, handshake: Handshake, epoch: int, queues: Sequence[deque[WireFrame]],
         pacer: Pacer | None = None,
     ) -> None:
         """``queues``: frames to send; the first that is not empty goes first, at each frame boundary. ``pacer``: limits
         how much may be sent."""
         self.sock = sock
+        self._tls = sock if isinstance(sock, TlsSocket) else None
         self.is_paced = False
         """Bytes wait for the pacer, and not for the socket."""
         self._pacer = pacer
@@ -89,7 +91,15 @@ class FrameStream:
     @property
     def wants_write(self) -> bool:
         """Whether bytes wait for room in the socket."""
-        return self.failure is None and not self.is_paced and (bool(self._half_out) or any(self._queues))
+        if self.failure is not None:
+            return False
+        is_behind = self._tls is not None and self._tls.has_unsent
+        return is_behind or (not self.is_paced and (bool(self._half_out) or any(self._queues)))
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether bytes may wait that the socket does not tell of."""
+        return self.failure is None and self._tls is not None and self._tls.has_unread
 
     def pump(self) -> None:
         """Give the kernel as many bytes as it takes and the pacer allows."""
@@ -98,6 +108,7 @@ class FrameStream:
             if not self._half_out:
                 queue = next(filter(None, self._queues), None)
                 if queue is None:
+                    self._flush()
                     return
                 kind, tag, aux, payload = queue.popleft()
                 self._half_out.append(memoryview(self.sign(kind, tag, aux, len(payload))))
@@ -120,6 +131,14 @@ class FrameStream:
                 num_sent -= len(self._half_out.popleft())
             if self._half_out:
                 self._half_out[0] = self._half_out[0][num_sent:]
+
+    def _flush(self) -> None:
+        """Nothing is left to say; what has been said may wait, encrypted."""
+        if self._tls is not None and self._tls.has_unsent:
+            try:
+                self._tls.flush()
+            except OSError as error:
+                self.failure = f"send: {error}"
 
     def _send_some(self, pacer: Pacer) -> int:
         """Send as much of the frame as may go now; returns the bytes sent; 0: none may. Raises OSError."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from jettison.errors import LinkDownError
 from jettison.transport.handshake import HANDSHAKE_TIMEOUT_S, Handshake, HandshakeError, Identity, Purpose
+from jettison.transport.tls import TlsContexts, Wire, check_name
 
 _MAX_PENDING = 256
 """Connections that wait to be proven: two of every peer, and strangers."""
@@ -117,7 +118,7 @@ def _check_private(folder: str) -> None:
 
 @dataclass(slots=True)
 class _Pending:
-    sock: socket.socket
+    sock: Wire
     handshake: Handshake
     deadline: float
     received: bytearray = field(default_factory=bytearray)
@@ -133,9 +134,11 @@ class Acceptor:
     def __init__(
         self, sock: socket.socket, secret: bytes, me: Identity, purpose: Purpose,
         also: frozenset[Purpose] = frozenset(), timeout_s: float = HANDSHAKE_TIMEOUT_S,
-        clock_s: Callable[[], float] = time.monotonic,
+        clock_s: Callable[[], float] = time.monotonic, tls: TlsContexts | None = None,
     ) -> None:
-        """``also``: further purposes for which connections are taken."""
+        """``also``: further purposes for which connections are taken. ``tls``: of connections over TCP; None: they are
+        not encrypted."""
+        self.tls = tls
         self._timeout_s = timeout_s
         self._clock_s = clock_s
         self._also = also
@@ -155,10 +158,10 @@ class Acceptor:
         """Whether a peer is about to prove itself."""
         return bool(self._pending)
 
-    def poll(self) -> list[tuple[socket.socket, Handshake]]:
+    def poll(self) -> list[tuple[Wire, Handshake]]:
         """Non-blocking sockets with a peer that has proven itself since the last call."""
         self._accept()
-        proven: list[tuple[socket.socket, Handshake]] = []
+        proven: list[tuple[Wire, Handshake]] = []
         waiting: list[_Pending] = []
         for pending in self._pending:
             try:
@@ -196,7 +199,8 @@ class Acceptor:
             if len(self._pending) == _MAX_PENDING:
                 self._pending.pop(0).sock.close()
             handshake = Handshake(self._secret, self._me, self._purpose, initiator=False, also=self._also)
-            self._pending.append(_Pending(sock, handshake, self._clock_s() + self._timeout_s))
+            wire = sock if self.tls is None or sock.family == socket.AF_UNIX else self.tls.wrap(sock, accepts=True)
+            self._pending.append(_Pending(wire, handshake, self._clock_s() + self._timeout_s))
 
     def _advance(self, pending: _Pending) -> bool:
         handshake = pending.handshake
@@ -214,6 +218,7 @@ class Acceptor:
                 pending.received.clear()
                 if answer:
                     pending.sock.send(answer)
+        check_name(pending.sock, handshake.peer)
         worker_id, epoch = handshake.peer
         if epoch < self._epochs.get(worker_id, 0):
             raise HandshakeError(f"worker {worker_id} of epoch {epoch} was replaced")

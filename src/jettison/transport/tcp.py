@@ -27,6 +27,7 @@ from jettison.transport.frames import FrameStream, WireFrame
 from jettison.transport.handshake import Handshake
 from jettison.transport.link import EMPTY, Fill, Frame, FrameKind, Link, check_send
 from jettison.transport.pacing import Alarm, Pacer
+from jettison.transport.tls import TlsSocket, Wire
 from jettison.types import WorkerId
 
 _ACTIVATION_FRAMES = 8
@@ -45,7 +46,7 @@ _PRIORITY_INTERACTIVE, _PRIORITY_BULK = 6, 2
 class Connection(NamedTuple):
     """A socket with a proven other end."""
 
-    sock: socket.socket
+    sock: Wire
     handshake: Handshake
 
 
@@ -54,7 +55,7 @@ class TcpLink(Link):
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: Wire,
         handshake: Handshake,
         urgent: Connection | None = None,
         *,
@@ -84,7 +85,7 @@ class TcpLink(Link):
         self._held = 0
         self._pacer = pacer
         self._alarm: Alarm | None = None
-        """Rings when the pacer allows more."""
+        """Rings when the pacer allows more, and where bytes wait that no socket tells of."""
         self._epoll: select.epoll | None = None
         self._watched: dict[int, int] = {}
         if coordinate:
@@ -100,9 +101,10 @@ class TcpLink(Link):
             self._urgent = FrameStream(*urgent, epoch, self._queues[:1], pacer)
             self._bulk = FrameStream(sock, handshake, epoch, self._queues[1:], pacer)
             self._streams = [self._urgent, self._bulk]
-        if urgent is not None or pacer is not None:
+        is_encrypted = isinstance(sock, TlsSocket)
+        if urgent is not None or pacer is not None or is_encrypted:
             self._epoll = select.epoll()
-        if pacer is not None and self._epoll is not None:
+        if (pacer is not None or is_encrypted) and self._epoll is not None:
             self._alarm = Alarm()
             self._epoll.register(self._alarm.fd, select.EPOLLIN)
         self._watch()
@@ -142,17 +144,20 @@ class TcpLink(Link):
         """Bring the epoll set up to date."""
         if self._epoll is None or not self._open:
             return
+        has_unread = False
         for stream in self._streams:
             fd = stream.sock.fileno()
             reads = stream is not self._bulk or self._held < _HELD_FRAMES
+            has_unread |= reads and stream.has_unread
             mask = (select.EPOLLIN if reads else 0) | (select.EPOLLOUT if stream.wants_write else 0)
             if fd not in self._watched:
                 self._epoll.register(fd, mask)
             elif self._watched[fd] != mask:
                 self._epoll.modify(fd, mask)
             self._watched[fd] = mask
-        if self._pacer is not None and self._alarm is not None:
-            self._alarm.set(self._pacer.wait_ns() if any(stream.is_paced for stream in self._streams) else 0)
+        if self._alarm is not None:
+            is_paced = self._pacer is not None and any(stream.is_paced for stream in self._streams)
+            self._alarm.set(1 if has_unread else self._pacer.wait_ns() if is_paced and self._pacer else 0)
 
     # --- receiving
 
@@ -160,11 +165,13 @@ class TcpLink(Link):
         self._pump()
         if not self._open:
             return
-        if self._urgent is not self._bulk:
-            yield from self._received(self._urgent)
-        yield from self._received(self._bulk)
-        if self._open:
-            self._check()
+        try:
+            if self._urgent is not self._bulk:
+                yield from self._received(self._urgent)
+            yield from self._received(self._bulk)
+        finally:  # also where the caller has had enough: what it has not read may be in no socket
+            if self._open:
+                self._check()
 
     def _received(self, stream: FrameStream) -> Iterator[Frame]:
         while self._open and (stream is not self._bulk or self._held < _HELD_FRAMES):

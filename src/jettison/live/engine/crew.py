@@ -17,18 +17,23 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from jettison import errors
-from jettison.errors import JettisonError, UserError, WorkerLostError
+from jettison.errors import JettisonError, LinkDownError, UserError, WorkerLostError
 from jettison.live.engine.spawner import Handle, Spawner
 from jettison.live.machine.address_space import shortage_hint
 from jettison.live.wire import messages as m
 from jettison.live.wire.channel import ControlServer
 from jettison.live.wire.heartbeat import Patience
 from jettison.live.wire.worker_config import WorkerSpec, WorkerStart
+from jettison.transport.handshake import Identity
 from jettison.types import WorkerId
+
+if TYPE_CHECKING:
+    from jettison.transport.authority import Authority
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +57,8 @@ class _Life:
     number: int
     started: asyncio.Future[m.WorkerReady]
     """What it says of its start."""
+    token: bytes | None
+    """What one certificate is signed for; None: none is, or it has been."""
     reported: bool = False
     """Its end has been told, or needs not be: it does not count any more."""
 
@@ -91,6 +98,8 @@ class Crew:
         """Whether a worker that is given up is killed. Tests leave it alive, to see what it does when it wakes up."""
         self._secret = secrets.token_bytes(32)
         self._server = ControlServer(self._secret, self._on_worker_event, self._on_connection_end)
+        self._authority: Authority | None = None
+        """Where workers are on several hosts."""
         self._control_address: str | None = None
         self._lives: dict[WorkerId, _Life] = {}
         """The present one of each worker."""
@@ -119,6 +128,10 @@ class Crew:
         try:
             self._control_address = await self._spawner.open()
             await self._server.start(self._control_address)
+            if len(self._spawner.hosts()) > 1:
+                from jettison.transport.authority import Authority  # brings cryptography
+
+                self._authority = Authority()
             async with asyncio.timeout(self._start_timeout_s):
                 for worker in self._specs:
                     self._spawn(worker, 0)
@@ -229,6 +242,7 @@ class Crew:
     def _spawn(self, worker: WorkerId, number: int) -> _Life:
         assert self._control_address is not None, "not started"
         self._server.lives[worker] = number
+        token = None if self._authority is None else secrets.token_bytes(32)
         start = WorkerStart(
             spec=msgspec.structs.replace(self._specs[worker], starts_empty=number > 0),
             secret_hex=self._secret.hex(),
@@ -236,9 +250,12 @@ class Crew:
             control_address=self._control_address,
             beat_interval_s=self._patience.beat_interval_s,
             log_level=logging.getLevelName(log.getEffectiveLevel()),
+            token_hex=None if token is None else token.hex(),
         )
         handle = self._spawner.spawn(start)
-        life = self._lives[worker] = _Life(handle, number, asyncio.get_running_loop().create_future())
+        life = self._lives[worker] = _Life(
+            handle, number, asyncio.get_running_loop().create_future(), token
+        )
         handle.ended.add_done_callback(lambda _: self._report_exit(worker, life))
         return life
 
@@ -268,7 +285,23 @@ class Crew:
 
     # --- watching
 
+    def _certify(self, worker: WorkerId, event: m.CertificateWanted) -> None:
+        """Sign a worker's key, once in its life and for its own name."""
+        life = self._lives[worker]
+        token, life.token = life.token, None
+        try:
+            if self._authority is None or token is None or not secrets.compare_digest(token, event.token):
+                raise LinkDownError("its token is none of its life, or has been used")
+            certificate = self._authority.sign(event.request, Identity(worker, life.number))
+        except LinkDownError as error:
+            self.declare_lost(worker, f"it gets no certificate: {error}")
+            return
+        self.send(worker, m.Certificate(certificate, self._authority.certificate))
+
     def _on_worker_event(self, worker: WorkerId, event: m.Event) -> None:
+        if isinstance(event, m.CertificateWanted):
+            self._certify(worker, event)
+            return
         if not isinstance(event, m.WorkerReady | m.WorkerStartFailed):
             if not self._closing:
                 self._on_event(worker, event)

@@ -170,7 +170,7 @@ class CoreDriver:
                 self._note_stage(event)
             case m.MemoryReported() | m.WorkerReady():
                 self.memory[event.worker_id] = event.memory
-            case m.WorkerStartFailed():
+            case m.WorkerStartFailed() | m.CertificateWanted():
                 pass
             case ports.StepAbandoned() | ports.StepFailed():
                 self._encoder.forget_places()

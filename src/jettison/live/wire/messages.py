@@ -51,6 +51,15 @@ class ForgetPeer(msgspec.Struct, array_like=True):
     life: int
 
 
+class Certificate(msgspec.Struct, array_like=True):
+    """The answer to CertificateWanted: before it a worker gets no other command."""
+
+    certificate: bytes
+    """PEM, of the key in the request."""
+    authority: bytes
+    """PEM: the certificate of the authority, which has signed those of all peers."""
+
+
 class ReportMemory(msgspec.Struct, array_like=True):
     """Answer: MemoryReported."""
 
@@ -64,8 +73,19 @@ class Stop(msgspec.Struct, array_like=True):
 Command = (
     Step | ports.OfferLayout | ports.ApplyLayout | ports.SendKV | ports.SendShard | ports.CancelTransfer
     | ports.LoadShard | ports.KeepShard | ports.FenceWorker | AdoptWeights | KnowPeers | ForgetPeer | ReportMemory
+    | Certificate
     | Stop
 )
+
+
+class CertificateWanted(msgspec.Struct, array_like=True):
+    """First message of a worker that has peers on other hosts: sign the key that it has made. Once in a life."""
+
+    worker_id: WorkerId
+    token: bytes
+    """Of this life, from ``WorkerStart``."""
+    request: bytes
+    """``transport.authority.Applicant.request``."""
 
 
 class WorkerReady(msgspec.Struct, array_like=True):
@@ -155,7 +175,7 @@ class MemoryReported(msgspec.Struct, array_like=True):
 
 
 Event = (
-    WorkerReady | WorkerStartFailed | StepLogprobs | StepDone | StageDone | MemoryReported | ports.StepFailed
-    | ports.StepAbandoned | ports.LayoutOffered | ports.LayoutApplied | ports.ShardLoaded | ports.CallFailed
+    CertificateWanted | WorkerReady | WorkerStartFailed | StepLogprobs | StepDone | StageDone | MemoryReported
+    | ports.StepFailed | ports.StepAbandoned | ports.LayoutOffered | ports.LayoutApplied | ports.ShardLoaded | ports.CallFailed
     | ports.TransferEnded | ports.WorkerFenced
 )

@@ -64,6 +64,8 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     control_address: str
     beat_interval_s: float
     log_level: str = "WARNING"
+    token_hex: str | None = None
+    """What the controller signs one certificate for; None: no peer is on another host."""
 
     @property
     def secret(self) -> bytes:

@@ -22,6 +22,7 @@ from jettison.transport.pacing import Pacer
 from jettison.transport.shm import Pin, ShmLink, SlotGeometry
 from jettison.transport.sockets import Acceptor
 from jettison.transport.tcp import Connection, TcpLink
+from jettison.transport.tls import TlsContexts, Wire
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +39,12 @@ class Doors:
     def __init__(
         self, listeners: Sequence[socket.socket], secret: bytes, me: Identity, *, bulk_bytes: int, coordinate: bool,
         bytes_per_s: float | None, clock_ns: Callable[[], int] = time.monotonic_ns, pin: Pin | None = None,
+        tls: TlsContexts | None = None,
     ) -> None:
         """``bulk_bytes``: the most a bulk frame has. ``coordinate=False``: one connection for all, over a network (for
         comparison only). ``bytes_per_s``: what is sent over each link to another host at most; None: no limit.
-        ``pin``: for shared memory (``Device.pin``)."""
+        ``pin``: for shared memory (``Device.pin``). ``tls``: for links to other hosts; None: they are not encrypted."""
+        self._tls = tls
         self._pin = pin
         self._secret = secret
         self._me = me
@@ -54,7 +57,7 @@ class Doors:
         self._acceptors = [
             Acceptor(
                 sock, secret, me, Purpose.LINK, frozenset() if sock.family == socket.AF_UNIX else urgent, PATIENCE_S,
-                lambda: clock_ns() / 1e9,
+                lambda: clock_ns() / 1e9, tls,
             )
             for sock in listeners
         ]
@@ -81,7 +84,7 @@ class Doors:
         bulk_bytes = self._geometry.bulk_bytes if is_near else self._bulk_bytes
         return DialledLink(
             peer.address, self._secret, self._me, Identity(peer.worker_id, peer.life), purposes,
-            self._make, (_ACTIVATION_BYTES, bulk_bytes), self._clock_ns,
+            self._make, (_ACTIVATION_BYTES, bulk_bytes), self._clock_ns, self._tls,
         )
 
     def accept(self, is_wanted: Callable[[Identity], bool]) -> list[tuple[Link, int]]:
@@ -138,8 +141,8 @@ class Doors:
             self._halves.pop(key).sock.close()
 
     def _make(self, bulk: Connection, urgent: Connection | None = None) -> ShmLink | TcpLink:
-        if bulk.sock.family == socket.AF_UNIX:
-            return ShmLink(*bulk, self._geometry, pin=self._pin)
+        if isinstance(bulk.sock, socket.socket) and bulk.sock.family == socket.AF_UNIX:
+            return ShmLink(bulk.sock, bulk.handshake, self._geometry, pin=self._pin)
         rate = self._bytes_per_s
         return TcpLink(
             *bulk, urgent, bulk_bytes=self._bulk_bytes, coordinate=self._coordinate,
@@ -156,7 +159,7 @@ class Doors:
                     continue
 
 
-def _is_hung_up(sock: socket.socket) -> bool:
+def _is_hung_up(sock: Wire) -> bool:
     """Whether the peer has closed its end, whatever it sent before."""
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)

@@ -16,7 +16,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from jettison.errors import JettisonError, UserError
+from jettison.errors import JettisonError, LinkDownError, UserError
 from jettison.live.machine.address_space import explained
 from jettison.live.machine.garbage import no_collections, settle_garbage_collector
 from jettison.live.wire import messages as m
@@ -32,8 +32,12 @@ from jettison.live.worker.forked import serve_forks
 from jettison.live.worker.loop import WorkerLoop
 from jettison.live.worker.transfers import bulk_frame_bytes
 from jettison.transport.handshake import Identity
+from jettison.transport.tls import TlsContexts
 
 log = logging.getLogger(__name__)
+
+CERTIFICATE_TIMEOUT_S = 60.0
+"""The controller answers at once; its loop may be busy with the starts of others."""
 
 DeviceFactory = Callable[[WorkerSpec], Device]
 
@@ -63,9 +67,10 @@ class WorkerProcess:
         device: Device | None = None
         spec = self._config.spec
         try:
+            tls = self._certified(channel)
             device = self._make_device(spec)
             device.start()
-            doors = self._open_doors(device)
+            doors = self._open_doors(device, tls)
             loop = WorkerLoop(
                 self._me.worker_id, device, {}, channel.emit, spec.piece_bytes, spec.adapt_pieces, spec.coordinate,
                 shares_clock=self._config.shares_clock, failpoint=from_environment(*self._me), copier=CopyThread(),
@@ -111,12 +116,31 @@ class WorkerProcess:
         )
         channel.close()
 
-    def _open_doors(self, device: Device) -> Doors:
+    def _certified(self, channel: WorkerChannel) -> TlsContexts | None:
+        """Make a key, and have it certified; None where no peer is on another host. Raises LinkDownError."""
+        token = self._config.token_hex
+        if token is None:
+            return None
+        from jettison.transport.authority import Applicant  # brings cryptography, which one host does without
+
+        applicant = Applicant(self._me)
+        channel.emit(m.CertificateWanted(self._me.worker_id, bytes.fromhex(token), applicant.request))
+        poll = select.poll()
+        poll.register(channel.fileno(), select.POLLIN)
+        while channel.is_open:
+            if not poll.poll(1e3 * CERTIFICATE_TIMEOUT_S):
+                raise LinkDownError(f"no certificate came in {CERTIFICATE_TIMEOUT_S:g} s")
+            for command in channel.receive():  # nothing else is sent before
+                if isinstance(command, m.Certificate):
+                    return TlsContexts(applicant.papers(command.certificate, command.authority))
+        raise LinkDownError("the controller is gone")
+
+    def _open_doors(self, device: Device, tls: TlsContexts | None) -> Doors:
         config = self._config
         return Doors(
             [socket.socket(fileno=fd) for fd in config.listen_fds], config.secret, self._me,
             bulk_bytes=bulk_frame_bytes(config.spec.piece_bytes, device.kv_block_bytes),
-            coordinate=config.spec.coordinate, bytes_per_s=config.link_bytes_per_s, pin=device.pin,
+            coordinate=config.spec.coordinate, bytes_per_s=config.link_bytes_per_s, pin=device.pin, tls=tls,
         )
 
     # --- service
