@@ -1,9 +1,8 @@
 """One TCP connection of a link: signed frames out of queues, signed frames in.
 
 Each frame is a fixed header, aux, payload. The header carries a sequence number and the epoch and is signed, together
-with aux, with the connection's session key, so a frame cannot be injected, repeated or redirected. Payload bytes are
-covered by TCP's checksum only: a network on which packets can be rewritten needs a tunnel, as it does for
-confidentiality anyway.
+with aux, with the connection's session key, so a frame cannot be injected, repeated or redirected. Payload bytes have
+TCP's checksum, and between hosts TLS below (``transport.tls``).
 
 Not here: which frames go where, and what a link promises (``transport.tcp``).
 """

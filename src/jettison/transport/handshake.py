@@ -7,8 +7,7 @@
 
 Sans-I/O: bytes in, bytes out, so the same code serves blocking sockets, worker loops and asyncio. Each proof
 covers both nonces, the purpose of the connection and the epochs, so nothing can be replayed or reflected. The
-messages are fixed binary structs; the secret never travels. Confidentiality is not provided: links between
-hosts belong on a private network or inside a tunnel.
+messages are fixed binary structs; the secret never travels. Confidentiality is TLS's below (``transport.tls``).
 """
 
 from __future__ import annotations

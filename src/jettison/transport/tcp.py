@@ -1,4 +1,4 @@
-"""Link between workers of different machines, over two TCP connections: one for urgent frames, one for bulk.
+"""Link between workers of different machines, over two TCP connections (``tls``): one for urgent frames, one for bulk.
 
 No frame overtakes bytes that a socket has taken. On a slow link that is seconds' worth, so activations and remote
 attention have a connection of their own, marked so that this host's queue puts its packets first (every queue that

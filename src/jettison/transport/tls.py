@@ -181,7 +181,8 @@ class TlsSocket:
 
     def _push(self) -> None:
         if self._outgoing.pending:
-            self._unsent = memoryview(bytes(self._unsent) + self._outgoing.read())
+            more = self._outgoing.read()
+            self._unsent = memoryview(bytes(self._unsent) + more if self._unsent else more)
             self.flush()
 
 

@@ -13,6 +13,7 @@ from jettison.live.host.keeper import Addresses
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.wire.channel import MessageBuffer, framed
+from jettison.transport.authority import Applicant
 from jettison.transport.handshake import Handshake, Identity, Purpose
 
 _pids = itertools.count(1_000_000)
@@ -27,6 +28,7 @@ class PretendingHandle:
         name = f"{start.spec.worker_id}.{start.epoch}"
         self.addresses = Addresses(f"near:{name}", f"far:{name}")
         self.commands = []
+        self.certificates = []
         self.ended = asyncio.get_running_loop().create_future()
         self.named = 0
         self.hung = None
@@ -60,7 +62,8 @@ class PretendingHandle:
 
 
 class PretendingSpawner:
-    """``scripts``: what a worker does at its start, by id: ready, crash, budget, silent. Two workers a host."""
+    """``scripts``: what a worker does at its start, by id: ready, crash, budget, silent, forger (asks for a certificate
+    with a token of its own), greedy (asks for two). Two workers a host."""
 
     def __init__(self, scripts=None):
         self.scripts = defaultdict(lambda: "ready", scripts or {})
@@ -113,7 +116,15 @@ class PretendingSpawner:
         def tell(event):
             writer.write(framed(codec.encode(event)))
 
+        token = bytes.fromhex(start.token_hex)
+        if script in ("forger", "greedy"):
+            applicant = Applicant(Identity(worker, start.epoch))
+            wanted = m.CertificateWanted(worker, token if script == "greedy" else b"x" * 32, applicant.request)
+            for _ in range(2 if script == "greedy" else 1):
+                tell(wanted)
         if script == "ready":
+            applicant = Applicant(Identity(worker, start.epoch))
+            tell(m.CertificateWanted(worker, token, applicant.request))
             tell(m.WorkerReady(worker, handle.pid, 8, 0, "none", {}))
         elif script == "budget":
             tell(m.WorkerStartFailed(worker, "BudgetError", "4096 bytes are needed", True))
@@ -134,6 +145,9 @@ class PretendingSpawner:
         while data := await reader.read(1 << 16):
             await handle.awake.wait()
             for command in map(codec.decode_command, buffer.feed(data)):
+                if isinstance(command, m.Certificate):
+                    handle.certificates.append(command)
+                    continue
                 handle.commands.append(command)
                 match command:
                     case m.Stop():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography import x509
 from pretending import PretendingSpawner
 
 from jettison.core import ports
@@ -25,6 +26,8 @@ from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.wire.heartbeat import Patience
 from jettison.live.wire.worker_config import WorkerSpec
+from jettison.transport.handshake import Identity
+from jettison.transport.tls import name_of
 
 CHILD = (sys.executable, str(Path(__file__).parent.parent / "worker" / "worker_child.py"))
 MODEL = parse_config(JsonObject(Path("config.json"), {
@@ -299,3 +302,36 @@ async def test_copies_of_the_parameters_are_emptied_on_all_hosts():
     async with PretendingStage() as now:
         now.crew.empty_shared_copies()
         assert now.spawner.num_emptied == 1
+
+
+# --- hosts
+
+
+async def test_each_life_gets_one_certificate_of_its_name_where_there_are_several_hosts():
+    async with PretendingStage(3) as now:
+        await now.answer(2, 1)
+        papers = [now.handle(worker).certificates for worker in range(3)]
+        assert [len(given) for given in papers] == [1, 1, 1] and len({given[0].authority for given in papers}) == 1
+        now.die(2)
+        await now.until(lambda: now.exits)
+        await now.crew.restart(2)
+        await now.answer(2, 2)
+        (renewed,) = now.handle(2).certificates
+        names = [x509.load_pem_x509_certificate(given.certificate).subject.rfc4514_string()
+                 for given in (papers[0][0], papers[2][0], renewed)]  # fmt: skip
+        assert names == [f"CN={name_of(Identity(*life))}" for life in ((0, 0), (2, 0), (2, 1))]
+        assert len({now.handle(worker).start.token_hex for worker in range(3)}) == 3
+
+
+@pytest.mark.parametrize("script", ["forger", "greedy"])
+async def test_a_certificate_is_signed_for_the_token_of_a_life_and_once(script):
+    now = PretendingStage(3, f"1:{script}")
+    with pytest.raises(WorkerLostError, match="no certificate: its token is none of its life, or has been used"):
+        await now.crew.start()
+    assert len(now.handle(1).certificates) <= (script == "greedy") and now.is_closed()
+
+
+@pytest.mark.live
+async def test_workers_of_one_host_need_no_certificate():
+    async with LocalStage(2) as now:
+        assert now.crew._authority is None and now.crew._lives[0].token is None

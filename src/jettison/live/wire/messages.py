@@ -176,6 +176,6 @@ class MemoryReported(msgspec.Struct, array_like=True):
 
 Event = (
     CertificateWanted | WorkerReady | WorkerStartFailed | StepLogprobs | StepDone | StageDone | MemoryReported
-    | ports.StepFailed | ports.StepAbandoned | ports.LayoutOffered | ports.LayoutApplied | ports.ShardLoaded | ports.CallFailed
-    | ports.TransferEnded | ports.WorkerFenced
+    | ports.StepFailed | ports.StepAbandoned | ports.LayoutOffered | ports.LayoutApplied | ports.ShardLoaded
+    | ports.CallFailed | ports.TransferEnded | ports.WorkerFenced
 )

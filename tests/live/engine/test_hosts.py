@@ -1,0 +1,96 @@
+"""Workers of several hosts over real processes: links over TCP, encrypted, with the same tokens as one worker alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from jettison.config import EngineConfig
+from jettison.device.model.create import create_model
+from jettison.live.engine.assembly import assemble
+from jettison.live.engine.engine import Engine
+from jettison.live.engine.spawn_local import LocalSpawner
+from jettison.live.machine.netns import Placement
+from jettison.types import Request, SamplingParams
+
+pytestmark = pytest.mark.live
+
+FAR = {i: Placement(f"127.0.0.{i + 1}", bytes_per_s=1e9) for i in range(2)}
+"""A worker with a limit on its links counts as a host of its own."""
+
+
+def engine_of(folder: Path, spawner: LocalSpawner | None, **flags: object) -> Engine:
+    base: dict[str, object] = {
+        "model": str(folder), "memory": "64MiB", "page_size": 4096, "block_size": 8, "max_num_seqs": 32,
+        "max_num_batched_tokens": 64, "num_threads": 1, "dtype": "float64", "exchange": "transfer",
+        "exchange_piece_bytes": 1 << 14, "restore_dwell_ms": 100,
+    } | flags  # fmt: skip
+    sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
+    return Engine(EngineConfig.resolve(**base | {"memory": sized.memory_for_blocks(200)}), spawner)  # type: ignore[arg-type]
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def nothing(engine: Engine) -> None:
+    """No move."""
+
+
+async def answers(
+    engine: Engine, prompts: list[list[int]], then: Callable[[Engine], Awaitable[None]] = nothing
+) -> list[list[int]]:
+    async def one(i: int, prompt: list[int]) -> list[int]:
+        sampling = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
+        return [t.token_id async for event in engine.submit(Request(f"q{i}", tuple(prompt), sampling, 0))
+                for t in event.tokens]  # fmt: skip
+
+    streams = [asyncio.create_task(one(i, prompt)) for i, prompt in enumerate(prompts)]
+    await until(lambda: sum(g.num_running for g in engine.snapshot().groups) >= len(prompts) // 2)
+    await then(engine)
+    return await asyncio.gather(*streams)
+
+
+async def test_a_drop_an_exchange_a_restore_and_a_death_between_hosts(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    create_model(folder, arch="qwen2", layers=4, hidden=32, heads=4, kv_heads=2, max_position_embeddings=256, std=0.2)
+    rng = random.Random(3)
+    prompts = [[rng.randrange(256) for _ in range(rng.randint(5, 20))] for _ in range(8)]
+    alone = engine_of(folder, None, instances=1)
+    try:
+        await alone.start()
+        expected = await answers(alone, prompts)
+    finally:
+        await alone.close()
+
+    async def moves(engine: Engine) -> None:
+        engine.orders.request_drop()
+        await until(lambda: engine.snapshot().counters["drops"] == 1)
+        engine.orders.request_restore()
+
+    async def death(engine: Engine) -> None:
+        engine.orders.request_drop()
+        await until(lambda: engine.snapshot().counters["drops"] == 2)
+        os.kill(engine._crew.pids[1], signal.SIGKILL)
+
+    engine = engine_of(folder, LocalSpawner(FAR), instances=2)
+    try:
+        await engine.start()
+        assert len(set(engine.core.params.machine_of.values())) == 2
+        assert engine._crew is not None and engine._crew._authority is not None
+        assert not any(life.token for life in engine._crew._lives.values()), "each has its certificate"
+        assert await answers(engine, prompts, moves) == expected
+        await until(lambda: not engine.core.in_transition)
+        assert engine.snapshot().counters["restores"] == 1
+        assert await answers(engine, prompts, death) == expected
+        await until(lambda: all(w.alive for w in engine.core.state.workers.values()))
+    finally:
+        await engine.close()
