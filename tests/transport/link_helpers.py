@@ -12,7 +12,7 @@ from jettison.transport.inproc import InProcessLink
 from jettison.transport.shm import ShmLink, SlotGeometry
 from jettison.transport.sockets import Acceptor, listening_socket
 from jettison.transport.tcp import Connection, TcpLink
-from jettison.transport.tls import TlsContexts
+from jettison.transport.tls import Credentials, TlsContexts
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 SMALL = SlotGeometry(activation_slots=3, bulk_slots=2, activation_bytes=4096, bulk_bytes=8192)
@@ -85,8 +85,9 @@ def dialled_pair(scheme, num_connections, tls=False):
         acceptor = Acceptor(listener, SECRET, Identity(2, 0), Purpose.LINK, frozenset({Purpose.URGENT}),
                             tls=contexts(2) if tls else None)
         opening = DialledLink(
-            address, SECRET, Identity(1, 0), Identity(2, 0), [Purpose.LINK, Purpose.URGENT][:num_connections], make,
-            (4096, 8192), tls=contexts(1) if tls else None,
+            address, Credentials(SECRET, Identity(1, 0), contexts(1) if tls else None), Identity(2, 0),
+            [Purpose.LINK, Purpose.URGENT][:num_connections], make,
+            (4096, 8192),
         )
         accepted = []
         while opening.settled is None:

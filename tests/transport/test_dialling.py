@@ -17,6 +17,7 @@ from jettison.transport.handshake import Identity, Purpose
 from jettison.transport.link import FrameKind
 from jettison.transport.sockets import Acceptor, listening_socket
 from jettison.transport.tcp import Connection
+from jettison.transport.tls import Credentials
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -43,8 +44,8 @@ class Clock:
 
 
 def dial(address, me=1, them=2, life=0, clock_ns=lambda: 0, purposes=(Purpose.LINK,), make=make):
-    sizes = (4096, 8192)
-    return DialledLink(address, SECRET, Identity(me, 0), Identity(them, life), purposes, make, sizes, clock_ns)
+    own, sizes = Credentials(SECRET, Identity(me, 0)), (4096, 8192)
+    return DialledLink(address, own, Identity(them, life), purposes, make, sizes, clock_ns)
 
 
 def poll_until(link, holds, acceptor=None, clock=None):

@@ -27,7 +27,7 @@ from jettison.transport.dialling import DialledLink, Dialling
 from jettison.transport.handshake import Identity, Purpose
 from jettison.transport.link import FrameKind
 from jettison.transport.sockets import Acceptor, listening_socket
-from jettison.transport.tls import TlsContexts, name_of
+from jettison.transport.tls import Credentials, TlsContexts, name_of
 
 OTHERS = Authority()
 """Of another cluster."""
@@ -45,7 +45,7 @@ class Door:
 
     def meet(self, tls, me=WORKER):
         """Dial it: what the dialling end raised, None where it got in; and whether the door has let it in."""
-        dial, let_in = Dialling(self.address, SECRET, me, Purpose.LINK, tls), []
+        dial, let_in = Dialling(self.address, Credentials(SECRET, me, tls), Purpose.LINK), []
         try:
             for _ in range(20_000):
                 let_in += self.acceptor.poll()
@@ -103,7 +103,7 @@ def test_an_older_life_is_refused_whatever_it_shows(door):
 
 
 def test_the_secret_is_asked_for_inside(door):
-    dial = Dialling(door.address, b"x" * 32, Identity(1, 0), Purpose.LINK, contexts(1))
+    dial = Dialling(door.address, Credentials(b"x" * 32, WORKER, contexts(1)), Purpose.LINK)
 
     def turns():
         for _ in range(20_000):
@@ -179,7 +179,8 @@ def test_a_capture_shows_nothing_of_what_is_said(tls):
 def test_what_was_captured_opens_nothing(door):
     """A whole conversation of a worker that got in, said again by another."""
     listener = socket.create_server(("127.0.0.1", 0))
-    dial = Dialling(f"tcp:127.0.0.1:{listener.getsockname()[1]}", SECRET, Identity(1, 0), Purpose.LINK, contexts(1))
+    address = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
+    dial = Dialling(address, Credentials(SECRET, WORKER, contexts(1)), Purpose.LINK)
     inside = socket.create_connection(door.sock.getsockname())
     while dial.advance() is None and dial.is_connecting:
         pass
@@ -305,8 +306,8 @@ def test_a_peer_that_hangs_up_is_noticed():
 
 
 def test_a_link_is_dialled_with_the_certificate_of_the_life_that_is_meant(door):
-    link = DialledLink(door.address, SECRET, Identity(1, 0), Identity(2, 3), [Purpose.LINK], make, (4096, 8192),
-                       tls=contexts(1))  # fmt: skip
+    link = DialledLink(door.address, Credentials(SECRET, WORKER, contexts(1)), Identity(2, 3), [Purpose.LINK], make,
+                       (4096, 8192))  # fmt: skip
     accepted = []
     for _ in range(20_000):
         list(link.poll_frames())

@@ -26,7 +26,7 @@ from jettison.transport.pacing import Alarm
 from jettison.transport.shm import ShmLink
 from jettison.transport.sockets import check_same_user, parse_address
 from jettison.transport.tcp import Connection, TcpLink
-from jettison.transport.tls import TlsContexts, Wire, check_name
+from jettison.transport.tls import Credentials, Wire, check_name
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +45,12 @@ may be as slow to answer as it likes: it does not answer while it computes."""
 class Dialling:
     """One connection on its way. Watch ``sock``, for room to write while ``is_connecting``; call ``advance``."""
 
-    def __init__(
-        self, address: str, secret: bytes, me: Identity, purpose: Purpose, tls: TlsContexts | None = None
-    ) -> None:
-        """``tls``: of a connection over TCP; None: it is not encrypted. Raises OSError, ValueError."""
-        self._tls = tls
+    def __init__(self, address: str, own: Credentials, purpose: Purpose) -> None:
+        """Raises OSError, ValueError."""
+        self._tls = own.tls
         scheme, host, port = parse_address(address)
         self._where: str | tuple[str, int] = host if scheme == "unix" else (host, port)
-        self._handshake = Handshake(secret, me, purpose, initiator=True)
+        self._handshake = Handshake(own.secret, own.me, purpose, initiator=True)
         self._reply = b""
         self.is_connecting = True
         if scheme == "unix":
@@ -128,22 +126,20 @@ class DialledLink(Link):
     is_opening = True
 
     def __init__(
-        self, address: str, secret: bytes, me: Identity, them: Identity, purposes: Sequence[Purpose],
+        self, address: str, own: Credentials, them: Identity, purposes: Sequence[Purpose],
         make: Callable[..., ShmLink | TcpLink], max_payload: tuple[int, int],
-        clock_ns: Callable[[], int] = time.monotonic_ns, tls: TlsContexts | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """``make`` turns connections, one for each purpose, into a link that takes ``max_payload`` bytes (of urgent
         frames, of bulk). Never raises: without a descriptor to wait with it is down."""
         self.peer = them.worker_id
         self._address = address
-        self._secret = secret
-        self._me = me
+        self._own = own
         self._them = them
         self._purposes = list(purposes)
         self._make = make
         self._max_payload = max_payload
         self._clock_ns = clock_ns
-        self._tls = tls
         self.queues_bulk = not address.startswith("unix:")
         self._dials: list[Dialling] = []
         """Of this try, one for each purpose; none in a pause."""
@@ -192,7 +188,7 @@ class DialledLink(Link):
     def _dialled(self, bell: _Bell) -> list[Connection]:
         """Those that are proven by now, of all purposes: the dials do not wait for each other."""
         for purpose in self._purposes[len(self._dials) :]:
-            self._dials.append(Dialling(self._address, self._secret, self._me, purpose, self._tls))
+            self._dials.append(Dialling(self._address, self._own, purpose))
         connections = []
         for dial in self._dials:
             connection = dial.advance()
@@ -210,7 +206,7 @@ class DialledLink(Link):
         now_ns, is_first = self._clock_ns(), self._patience_ns == PATIENCE_NS
         is_hang_up = any(not dial.is_connecting for dial in self._dials)
         self._hang_up()
-        pause_ns = AWAIT_NS if is_hang_up and self.peer < self._me.worker_id else PAUSE_NS
+        pause_ns = AWAIT_NS if is_hang_up and self.peer < self._own.me.worker_id else PAUSE_NS
         # Only pauses, and silence that the kernel tells of: this worker may have computed while it was refused.
         self._patience_ns -= PATIENCE_NS // 2 if isinstance(error, TimeoutError) else pause_ns
         if self._patience_ns <= 0:

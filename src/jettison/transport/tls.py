@@ -186,6 +186,16 @@ class TlsSocket:
             self.flush()
 
 
+class Credentials(NamedTuple):
+    """What one end proves itself with."""
+
+    secret: bytes
+    """The cluster's."""
+    me: Identity
+    tls: TlsContexts | None = None
+    """For connections over TCP; None: they are not encrypted."""
+
+
 Wire = socket.socket | TlsSocket
 """What a link runs over."""
 

@@ -23,6 +23,7 @@ from jettison.transport.inproc import InProcessLink
 from jettison.transport.shm import ShmLink
 from jettison.transport.sockets import listening_socket
 from jettison.transport.tcp import TcpLink
+from jettison.transport.tls import Credentials
 from jettison.types import LayerRange
 
 SECRET = b"s" * 32
@@ -42,8 +43,8 @@ class Workers:
         socks = [[listening_socket(address, seqpacket=True), listening_socket("tcp:127.0.0.1:0")] for address in near]
         far = [f"tcp:127.0.0.1:{pair[1].getsockname()[1]}" for pair in socks]
         self.doors = [
-            Doors(pair, SECRET, Identity(i, 0), bulk_bytes=1 << 16, coordinate=coordinate, bytes_per_s=None,
-                  clock_ns=lambda: self.now_ns)
+            Doors(pair, Credentials(SECRET, Identity(i, 0)), bulk_bytes=1 << 16, coordinate=coordinate,
+                  bytes_per_s=None, clock_ns=lambda: self.now_ns)
             for i, pair in enumerate(socks)
         ]
         self.peers = [
@@ -212,7 +213,7 @@ def test_half_a_pair_is_closed_when_it_is_replaced_hung_up_or_not_wanted_any_mor
         address = workers.peers[1]._known.find(0).address
 
         def come(purpose):
-            dial = Dialling(address, SECRET, Identity(1, 0), purpose)
+            dial = Dialling(address, Credentials(SECRET, Identity(1, 0)), purpose)
             for _ in range(100_000):
                 if (connection := dial.advance()) is not None:
                     break

@@ -10,6 +10,7 @@ import contextlib
 import math
 import secrets
 import select
+import socket
 import statistics
 import subprocess
 import sys
@@ -204,6 +205,7 @@ def _accept(acceptor: Acceptor, process: subprocess.Popen[bytes], geometry: Slot
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:
         for sock, handshake in acceptor.poll():
+            assert isinstance(sock, socket.socket), "over a Unix socket nothing is encrypted"
             return ShmLink(sock, handshake, geometry)
         if process.poll() is not None:
             raise WorkerLostError(f"the link probe's peer ended with code {process.returncode}")

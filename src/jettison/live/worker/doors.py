@@ -22,7 +22,7 @@ from jettison.transport.pacing import Pacer
 from jettison.transport.shm import Pin, ShmLink, SlotGeometry
 from jettison.transport.sockets import Acceptor
 from jettison.transport.tcp import Connection, TcpLink
-from jettison.transport.tls import TlsContexts, Wire
+from jettison.transport.tls import Credentials, Wire
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +37,14 @@ class Doors:
     """One worker's. Owns the listening sockets; links belong to the caller, which closes them."""
 
     def __init__(
-        self, listeners: Sequence[socket.socket], secret: bytes, me: Identity, *, bulk_bytes: int, coordinate: bool,
+        self, listeners: Sequence[socket.socket], own: Credentials, *, bulk_bytes: int, coordinate: bool,
         bytes_per_s: float | None, clock_ns: Callable[[], int] = time.monotonic_ns, pin: Pin | None = None,
-        tls: TlsContexts | None = None,
     ) -> None:
         """``bulk_bytes``: the most a bulk frame has. ``coordinate=False``: one connection for all, over a network (for
         comparison only). ``bytes_per_s``: what is sent over each link to another host at most; None: no limit.
-        ``pin``: for shared memory (``Device.pin``). ``tls``: for links to other hosts; None: they are not encrypted."""
-        self._tls = tls
+        ``pin``: for shared memory (``Device.pin``)."""
         self._pin = pin
-        self._secret = secret
-        self._me = me
+        self._own = own
         self._geometry = SlotGeometry(bulk_bytes=-(-bulk_bytes // _PAGE) * _PAGE)
         self._bulk_bytes = bulk_bytes
         self._coordinate = coordinate
@@ -56,8 +53,8 @@ class Doors:
         urgent = frozenset({Purpose.URGENT}) if coordinate else frozenset()
         self._acceptors = [
             Acceptor(
-                sock, secret, me, Purpose.LINK, frozenset() if sock.family == socket.AF_UNIX else urgent, PATIENCE_S,
-                lambda: clock_ns() / 1e9, tls,
+                sock, own.secret, own.me, Purpose.LINK, frozenset() if sock.family == socket.AF_UNIX else urgent,
+                PATIENCE_S, lambda: clock_ns() / 1e9, own.tls,
             )
             for sock in listeners
         ]
@@ -83,8 +80,8 @@ class Doors:
         purposes = [Purpose.LINK, Purpose.URGENT][: 2 if self._coordinate and not is_near else 1]
         bulk_bytes = self._geometry.bulk_bytes if is_near else self._bulk_bytes
         return DialledLink(
-            peer.address, self._secret, self._me, Identity(peer.worker_id, peer.life), purposes,
-            self._make, (_ACTIVATION_BYTES, bulk_bytes), self._clock_ns, self._tls,
+            peer.address, self._own, Identity(peer.worker_id, peer.life), purposes,
+            self._make, (_ACTIVATION_BYTES, bulk_bytes), self._clock_ns,
         )
 
     def accept(self, is_wanted: Callable[[Identity], bool]) -> list[tuple[Link, int]]:

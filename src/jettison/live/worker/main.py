@@ -32,7 +32,7 @@ from jettison.live.worker.forked import serve_forks
 from jettison.live.worker.loop import WorkerLoop
 from jettison.live.worker.transfers import bulk_frame_bytes
 from jettison.transport.handshake import Identity
-from jettison.transport.tls import TlsContexts
+from jettison.transport.tls import Credentials, TlsContexts
 
 log = logging.getLogger(__name__)
 
@@ -138,9 +138,9 @@ class WorkerProcess:
     def _open_doors(self, device: Device, tls: TlsContexts | None) -> Doors:
         config = self._config
         return Doors(
-            [socket.socket(fileno=fd) for fd in config.listen_fds], config.secret, self._me,
+            [socket.socket(fileno=fd) for fd in config.listen_fds], Credentials(config.secret, self._me, tls),
             bulk_bytes=bulk_frame_bytes(config.spec.piece_bytes, device.kv_block_bytes),
-            coordinate=config.spec.coordinate, bytes_per_s=config.link_bytes_per_s, pin=device.pin, tls=tls,
+            coordinate=config.spec.coordinate, bytes_per_s=config.link_bytes_per_s, pin=device.pin,
         )
 
     # --- service
