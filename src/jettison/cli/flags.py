@@ -35,6 +35,7 @@ _PANELS = {
     "server": "Server",
     "cors": "Web pages of other origins (CORS)",
     "tls": "HTTPS",
+    "console": "Console",
     "": "Workers",
 }
 

@@ -1,6 +1,7 @@
-"""Keys of the layers between the HTTP server and its clients: web pages of other origins, and TLS.
+"""Keys of the layers between the HTTP server and its clients: web pages of other origins, TLS, and the console.
 
-The keys are named as vLLM's flags. ``server.cors`` and ``server.tls`` define their meaning.
+The keys of the first two are named as vLLM's flags. ``server.cors``, ``server.tls`` and ``server.console`` define
+their meaning.
 """
 
 from __future__ import annotations
@@ -43,3 +44,14 @@ class TlsConfig:
         "yes.", name="ssl_cert_reqs", metavar="N")
     ciphers: str | None = config_key(
         None, nonempty, "Ciphers of TLS 1.2, as OpenSSL writes them.", name="ssl_ciphers", metavar="LIST", unset="none")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleConfig:
+    """The page for operators."""
+
+    is_on: bool = config_key(
+        True, truth, "Serve the console, a web page for operators, at /console.", name="console")
+    is_open: bool = config_key(
+        False, truth, "Where keys are asked for, ask for none for what the console shows of the server (its chat and "
+        "its batches need one all the same).", name="console_open")

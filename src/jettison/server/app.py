@@ -17,6 +17,7 @@ from jettison.server.batches.service import BatchService
 from jettison.server.batches.settings import BatchSettings
 from jettison.server.chat import ChatEndpoint
 from jettison.server.completions import CompletionEndpoint
+from jettison.server.console.routes import ConsoleRoutes
 from jettison.server.doors.messages import MessagesEndpoint
 from jettison.server.doors.responses import ResponsesEndpoint
 from jettison.server.errors import handle_error
@@ -46,6 +47,7 @@ def create_app(
         *MessagesEndpoint(state).routes(),
         *InfoRoutes(state).routes(),
         *([] if settings.sleep_control is None else SleepRoutes(settings.sleep_control).routes()),
+        *([] if state.journal is None else ConsoleRoutes(state, state.journal).routes()),
         *([] if service is None else BatchRoutes(state, service).routes()),
     ]
     app = Starlette(

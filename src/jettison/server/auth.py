@@ -12,6 +12,10 @@ OPEN_PATHS = frozenset({"/health", "/ping"})
 ADMIN_PATHS = frozenset({"/sleep", "/wake_up", "/is_sleeping"})
 """Paths of administration, which no client's key opens."""
 
+CONSOLE_DATA = ("/console/data", "/console/requests", "/console/request")
+"""Paths of what the console shows of the server, lists of requests, and one of them. The console's other paths are its
+page, which has nothing of the server."""
+
 
 class KeyRing:
     """The keys of the API; without any, every path is open."""

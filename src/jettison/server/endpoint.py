@@ -21,6 +21,7 @@ from jettison.server.choice import ChoiceText, Delta, Finish
 from jettison.server.compiling import TENANT
 from jettison.server.errors import ApiError, as_api_error, bad_request, refusal_code
 from jettison.server.fields import parse_json
+from jettison.server.gate import REQUEST_LABEL
 from jettison.server.generation import Generation, Job
 from jettison.server.json_out import encode
 from jettison.server.limits import Arrival
@@ -47,6 +48,8 @@ class WireAnswer(ABC):
     """Encodes one HTTP answer, in one piece or as a stream. Bytes out, no I/O."""
 
     plan: GenerationPlan
+    id: str
+    """Of the answer, as its client gets it."""
     keep_alive = COMMENT
     """What a stream sends where it would be silent for long."""
     stream_end = DONE
@@ -214,6 +217,8 @@ class GenerationEndpoint(ABC):
             state.check_offline("service_tier")
         arrival.claim(len(prompts) * plan.num_samples, "n" if plan.num_samples > 1 else self.prompt_field)
         generation = self.generation(plan, prompts, arrival_ns, tenant)
+        generation.names = (answer.id, scope.get(REQUEST_LABEL, b"").decode("latin-1"))
+        generation.num_beside = state.admission.num_active - 1
         state.generations.add(generation)
         try:
             generation.submit()
@@ -231,7 +236,8 @@ class GenerationEndpoint(ABC):
     ) -> Generation:
         """The engine requests for these prompts, not submitted yet. Raises ApiError 400 where one is too long."""
         jobs = self._jobs(plan, prompts, arrival_ns, tenant, deadline_ns)
-        return Generation(self.state.engine, self.state.metrics, jobs, self.state.settings.record_request)
+        state = self.state
+        return Generation(state.engine, state.metrics, jobs, state.settings.record_request, state.journal)
 
     def _jobs(
         self, plan: GenerationPlan, prompts: Sequence[Prompt], arrival_ns: int, tenant: str, deadline_ns: int | None

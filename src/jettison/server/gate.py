@@ -11,7 +11,7 @@ import secrets
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jettison.server.auth import ADMIN_PATHS
+from jettison.server.auth import ADMIN_PATHS, CONSOLE_DATA
 from jettison.server.bodies import body_too_large, decoded_body, discard_body
 from jettison.server.errors import ApiError, as_api_error, bad_request
 from jettison.server.paths import has_controls, is_messages_path, plain_path
@@ -19,6 +19,10 @@ from jettison.server.state import ServerState
 
 UPLOAD_PATH = "/v1/files"
 METRICS_PATH = "/metrics"
+CONSOLE_PATH = "/console"
+
+REQUEST_LABEL = "jettison.request_label"
+"""Entry of a request's scope: its answer's ``x-request-id``, in bytes."""
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -56,7 +60,7 @@ class Gate:
             scope = self._with_key(path, scope, headers)
             self._check_key(path, headers.get(b"authorization"))
             receive = decoded_body(receive, scope["headers"], max_bytes)
-            await self._app({**scope, "path": path, "root_path": ""}, receive, send_labelled)
+            await self._app({**scope, "path": path, "root_path": "", REQUEST_LABEL: request_id}, receive, send_labelled)
         except Exception as error:
             answer = as_api_error(error)  # logs what was not expected
             if is_started:
@@ -94,6 +98,9 @@ class Gate:
         keys = self._state.keys
         if path == METRICS_PATH and not self._state.settings.metrics_need_key:
             return
+        if path == CONSOLE_PATH or path.startswith(CONSOLE_PATH + "/"):
+            if self._opens_console(path, authorization):
+                return
         if path in ADMIN_PATHS and not (self._state.admin_keys.is_empty and keys.is_empty):
             if self._state.admin_keys.is_empty:
                 raise ApiError(403, "Administration is closed: start the server with --admin-key.", code="no_admin_key")
@@ -103,6 +110,14 @@ class Gate:
             wrong = "You didn't provide an API key" if authorization is None else "Incorrect API key provided"
             message = f"{wrong}: send it as `Authorization: Bearer KEY`."
             raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+    def _opens_console(self, path: str, authorization: bytes | None) -> bool:
+        """Whether a path of the console is open without a client's key: its page, and its data by a flag or with a key
+        of administration."""
+        console, admin = self._state.settings.console, self._state.admin_keys
+        if not console.is_on or path not in CONSOLE_DATA:
+            return console.is_on
+        return console.is_open or (not admin.is_empty and admin.admits(path, authorization))
 
 
 def _label(request_id: bytes | None) -> bytes:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from starlette.types import Receive
 
-from jettison.live.engine.api import EngineClient, TokenEvent
+from jettison.live.engine.api import EngineClient, RequestTimings, TokenEvent
 from jettison.server.attainment import Verdict
 from jettison.server.choice import ChoiceText, Delta
+from jettison.server.console.journal import Journal, Row
 from jettison.server.errors import ApiError
 from jettison.server.metrics import NANOSECONDS, ServerMetrics
 from jettison.server.prompts import Prompt
@@ -48,6 +49,8 @@ class Job:
     """Whether the engine has produced a token."""
     is_over: bool = False
     """Whether the engine has sent its last event."""
+    first_ns: int | None = None
+    """When the front end got its first token; None: not yet."""
     verdict: Verdict | None = None
     """Judgement of its latencies; None before its first token, and for an offline request."""
 
@@ -61,11 +64,17 @@ class Generation:
         metrics: ServerMetrics,
         jobs: Sequence[Job],
         record: RecordRequest | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._engine = engine
         self._record = record
         self._metrics = metrics
+        self._journal = journal
         self.jobs = jobs
+        self.names: tuple[str, ...] = ()
+        """Ids by which clients know it."""
+        self.num_beside = 0
+        """Other requests in the server when it came."""
         self.client_is_gone = False
         self._abort_error: ApiError | None = None
 
@@ -185,9 +194,12 @@ class Generation:
     def _start(self, job: Job, event: TokenEvent) -> None:
         job.is_started = True
         job.num_cached_tokens = event.num_cached_tokens
+        job.first_ns = time.monotonic_ns()
         if not job.is_offline:  # the histograms cover online requests
-            ttft_s = (time.monotonic_ns() - job.request.arrival_ns) / NANOSECONDS
+            ttft_s = (job.first_ns - job.request.arrival_ns) / NANOSECONDS
             self._metrics.ttft.observe(ttft_s)
+            if self._journal is not None:
+                self._journal.note_first(job.first_ns, ttft_s)
             job.verdict = Verdict(self._metrics.attainment, self._engine.objectives(), ttft_s)
 
     def _clock_tokens(self, job: Job, num_new: int, last_ns: int | None) -> int:
@@ -225,8 +237,26 @@ class Generation:
         self._metrics.count_finished(reason, num_prompt, num_output, timings)
         if reason != "abort" and not job.is_offline:
             self._judge(job, reason)
+        if self._journal is not None:
+            timings = None if event is None else event.timings
+            self._journal.rows.append(self._row(job, reason, timings, time.monotonic_ns()))
         if self._record is not None:
             request = job.request
             self._record(
                 request.arrival_ns, num_prompt, num_output, job.num_cached_tokens, job.is_offline, request.tenant
             )
+
+    def rows(self) -> list[Row]:
+        """Its choices that are not over, as the console lists them."""
+        return [self._row(job, "", None, None) for job in self.jobs if not job.is_over]
+
+    def _row(self, job: Job, reason: str, timings: RequestTimings | None, ended_ns: int | None) -> Row:
+        request = job.request
+        return Row(
+            request_id=request.request_id, names=self.names, tenant=request.tenant, is_offline=job.is_offline,
+            reason=reason, arrival_ns=request.arrival_ns,
+            scheduled_ns=None if timings is None else timings.first_scheduled_ns, first_ns=job.first_ns,
+            ended_ns=ended_ns, num_prompt=len(job.prompt.token_ids), num_cached=job.num_cached_tokens,
+            num_output=job.text.num_tokens, num_preemptions=0 if timings is None else timings.num_preemptions,
+            num_beside=self.num_beside,
+        )

@@ -27,6 +27,7 @@ from jettison.server.batches.settings import BatchSettings, own_folder
 from jettison.server.batches.uploads import OVERHEAD_BYTES
 from jettison.server.batches.window import Rates
 from jettison.server.chat_renderer import template_settings
+from jettison.server.console.settings import ConsoleSettings
 from jettison.server.cors import CorsSettings
 from jettison.server.descriptors import connection_limit
 from jettison.server.key_file import KeySource
@@ -179,6 +180,7 @@ def _settings(
         admin_keys=config.server.admin_keys,
         keys_may_change=keys.path is not None,
         metrics_need_key=config.server.metrics_need_key,
+        console=ConsoleSettings(config.console.is_on, config.console.is_open, engine.records_since),
         root_path=config.server.root_path,
         cors=CorsSettings(**asdict(config.cors)),
         tls=tls,

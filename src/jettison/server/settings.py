@@ -11,6 +11,7 @@ from jettison.device.model.end_tokens import EndTokens
 from jettison.live.engine.api import SleepControl
 from jettison.live.engine.cards import CardUse
 from jettison.server.chat_renderer import TemplateSettings
+from jettison.server.console.settings import ConsoleSettings
 from jettison.server.cors import CorsSettings
 from jettison.server.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from jettison.server.structured import NO_JSON_DEFAULTS, JsonDefaults
@@ -46,6 +47,8 @@ class ServerSettings:
     """Keys of administration; empty: it is open where no key is required, else closed."""
     metrics_need_key: bool = False
     """Whether ``/metrics`` needs a key, too, where keys are required."""
+    console: ConsoleSettings = field(default_factory=ConsoleSettings)
+    """The page for operators."""
     root_path: str = ""
     """Path under which a proxy shows this server, such as ``/api``; the proxy may remove it or not."""
     cors: CorsSettings = field(default_factory=CorsSettings)

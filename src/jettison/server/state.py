@@ -10,6 +10,7 @@ from jettison.policy.refusal import retry_after_ms, why_not_offline
 from jettison.server.answer_form import AnswerForms
 from jettison.server.auth import KeyRing
 from jettison.server.compiling import GrammarCompiler
+from jettison.server.console.journal import Journal
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, bad_request, retry_headers
 from jettison.server.fields import FieldWarnings
 from jettison.server.generation import Generation
@@ -45,6 +46,8 @@ class ServerState:
         self.forms = AnswerForms(tokenizer.chat)
         self.draw_seed = seed_source(settings.default_seed)
         self.grammars = GrammarCompiler(tokenizer.special_tokens)
+        self.journal = Journal() if settings.console.is_on else None
+        """Requests that ended, for the console."""
         self.generations: set[Generation] = set()
         self._is_draining = False
 

@@ -84,6 +84,11 @@ class WorkerSnapshot:
     """Of its process, as the operating system counts: mapped pages of the budget among them."""
     held_bytes: int = 0
     """Of its device, behind the pages of the budget: what sleep gives back is not held."""
+    foreign_bytes: int = 0
+    """Of ``kv_bytes``: KV of layers that it gave up in a drop, kept until another has it."""
+    host_bytes: int = 0
+    """Of its host pool, outside the budget."""
+    host_used_bytes: int = 0
     sleep: str = "awake"
     """awake, leaving, emptying, asleep or waking."""
 

@@ -12,7 +12,6 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from heapq import merge
 from pathlib import Path
 
 from jettison.config import EngineConfig
@@ -34,7 +33,7 @@ from jettison.live.engine.deployed import deployment_of
 from jettison.live.engine.driver import CoreDriver, Delays
 from jettison.live.engine.encoder import StepEncoder
 from jettison.live.engine.loading import LoadingWatch
-from jettison.live.engine.move_log import log_move
+from jettison.live.engine.move_log import log_document, log_move, newest_records
 from jettison.live.engine.orders import Orders
 from jettison.live.engine.restart import Restarter
 from jettison.live.engine.snapshot import take_snapshot
@@ -342,10 +341,11 @@ class Engine:
 
     def event_document(self) -> dict[str, object]:
         """Decisions and milestones so far, times in seconds since the engine was made: ``GET /jettison/events``."""
-        start = self.started_ns
-        records = merge(self.event_log, self._preempted_log, key=lambda record: record.time_ns)
-        events = [{"t": (r.time_ns - start) / 1e9, "kind": r.kind, **r.fields} for r in records]
-        return {"now_s": (time.monotonic_ns() - start) / 1e9, "events": events}
+        return log_document((self.event_log, self._preempted_log), self.started_ns, time.monotonic_ns())
+
+    def records_since(self, after_ns: int, most: int) -> list[ports.Record]:
+        """The newest decisions and milestones: see ``move_log.newest_records``."""
+        return newest_records((self.event_log, self._preempted_log), after_ns, most)
 
     def deployment_document(self) -> dict[str, object]:
         """What runs here, for a simulation of it (``cost.deployment``): ``GET /jettison/deployment``.

@@ -1,12 +1,15 @@
 """Drops and restores as lines of the server's log: one when a move is decided, one when it is over.
 
-Everything else about them is in the event log (``GET /jettison/events``).
+Everything else about them is in the event log (``GET /jettison/events``, and the console).
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Mapping
+from heapq import merge
+from itertools import islice, takewhile
 from typing import Any
 
 from jettison.core.cluster import ClusterCore
@@ -14,6 +17,22 @@ from jettison.core.ports import Record
 from jettison.types import LayerRange, WorkerId
 
 log = logging.getLogger(__name__)
+
+Logs = Iterable[deque[Record]]
+"""Event logs, each in the order of time."""
+
+
+def log_document(logs: Logs, start_ns: int, now_ns: int) -> dict[str, object]:
+    """All records by time, in seconds since ``start_ns``: ``GET /jettison/events``."""
+    records = merge(*logs, key=lambda record: record.time_ns)
+    events = [{"t": (r.time_ns - start_ns) / 1e9, "kind": r.kind, **r.fields} for r in records]
+    return {"now_s": (now_ns - start_ns) / 1e9, "events": events}
+
+
+def newest_records(logs: Logs, after_ns: int, most: int) -> list[Record]:
+    """The newest records later than ``after_ns``, oldest first, at most ``most``; the time is O(those)."""
+    newer = [takewhile(lambda record: record.time_ns > after_ns, reversed(each)) for each in logs]
+    return list(islice(merge(*newer, key=lambda record: record.time_ns, reverse=True), most))[::-1]
 
 
 def log_move(record: Record, core: ClusterCore) -> None:

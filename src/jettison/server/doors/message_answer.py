@@ -33,7 +33,7 @@ class MessageAnswer(WireAnswer):
         self.plan = plan
         self._asked_tokens = asked_tokens
         self._model = model
-        self._id = f"msg_{secrets.token_hex(12)}"
+        self.id = f"msg_{secrets.token_hex(12)}"
         self._blocks = Blocks(plan.text.form, "toolu_")
 
     @property
@@ -73,7 +73,7 @@ class MessageAnswer(WireAnswer):
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content,
+            "id": self.id, "type": "message", "role": "assistant", "model": self._model, "content": content,
             "stop_details": None}
 
     def _ending(self, generation: Generation) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class MessageAnswer(WireAnswer):
         if block.kind == "text":
             return {"type": "text", "text": block.text}
         if block.kind == "thought":
-            return {"type": "thinking", "thinking": block.text, "signature": self._id}
+            return {"type": "thinking", "thinking": block.text, "signature": self.id}
         return {"type": "tool_use", "id": block.id, "name": block.name, "input": read_arguments(block.text)}
 
     def _events(self, step: Step) -> bytes:
@@ -114,7 +114,7 @@ class MessageAnswer(WireAnswer):
                 "thought": {"type": "thinking_delta", "thinking": step.text},
                 "call": {"type": "input_json_delta", "partial_json": step.text}}[block.kind])
         # Clients take thoughts for complete once they are signed; this signature is never looked at again.
-        signed = {"type": "signature_delta", "signature": self._id}
+        signed = {"type": "signature_delta", "signature": self.id}
         return (self._delta(block, signed) if block.kind == "thought" else b"") + named_event(
             "content_block_stop", {"index": block.index})
 

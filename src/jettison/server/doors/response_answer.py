@@ -36,6 +36,7 @@ class ResponseAnswer(WireAnswer):
         """``asked``: what the response tells of its request; ``names``: of its tools; ``keep``: None where it is not
         kept."""
         self.plan = plan
+        self.id = f"resp_{secrets.token_hex(16)}"
         self._asked = asked
         self._names = names
         self._keep = keep
@@ -45,7 +46,7 @@ class ResponseAnswer(WireAnswer):
         self._is_cut = False
         """Whether the answer was cut in its last block; while it grows, blocks that close are whole."""
         self._head: Document = {
-            "id": f"resp_{secrets.token_hex(16)}", "object": "response", "created_at": int(time.time()), "model": model}
+            "id": self.id, "object": "response", "created_at": int(time.time()), "model": model}
 
     def collect(self, job: Job, event: TokenEvent, delta: Delta) -> None:
         """See ``WireAnswer``."""

@@ -1,0 +1,216 @@
+"""A request's way in plain words: where its time went, why, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jettison.core.ports import Record
+from jettison.policy.slo import Objectives
+from jettison.server.console.journal import Row, quantile
+from jettison.server.console.words import counted, span, told
+from jettison.types import NANOSECONDS
+
+MOST_EVENTS = 40
+"""Events told of one request."""
+SLOW = 2.0
+"""A time is called long from so many times the usual one on: less is what requests differ by anyway."""
+NOTICED_S = 0.1
+"""A wait below this is called short: a reader does not notice it."""
+SHARE = 0.25
+"""A part of the time to the first token is a cause from this share on."""
+
+
+@dataclass(slots=True)
+class Usual:
+    """What is usual here, for comparison: medians of online requests that were kept; None where there are none."""
+
+    ttft_s: float | None
+    gap_s: float | None
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Usual:
+        """Of these rows."""
+        online = [row for row in rows if not row.is_offline]
+        firsts = sorted(row.ttft_ns / NANOSECONDS for row in online if row.ttft_ns is not None)
+        gaps = sorted(gap for row in online if (gap := gap_s(row)) is not None)
+        return cls(quantile(firsts, 0.5), quantile(gaps, 0.5))
+
+
+def gap_s(row: Row) -> float | None:
+    """Mean time between its tokens, in seconds; None where it has fewer than two."""
+    if row.first_ns is None or row.ended_ns is None or row.num_output < 2:
+        return None
+    return (row.ended_ns - row.first_ns) / NANOSECONDS / (row.num_output - 1)
+
+
+@dataclass(slots=True)
+class _Story:
+    row: Row
+    now_ns: int
+    usual: Usual
+    records: Sequence[Record]
+    objectives: Objectives
+    why: list[str] = field(default_factory=list)
+    do: list[str] = field(default_factory=list)
+
+    @property
+    def end_ns(self) -> int:
+        return self.row.ended_ns or self.now_ns
+
+    @property
+    def queue_s(self) -> float:
+        until = self.row.scheduled_ns or self.row.first_ns or self.end_ns
+        return max(0.0, (until - self.row.arrival_ns) / NANOSECONDS)
+
+    @property
+    def prompt_s(self) -> float | None:
+        """None: not begun, or not known when it began."""
+        if self.row.scheduled_ns is None:
+            return None
+        return max(0.0, ((self.row.first_ns or self.end_ns) - self.row.scheduled_ns) / NANOSECONDS)
+
+    @property
+    def first_s(self) -> float:
+        """Until its first token, or until now."""
+        return ((self.row.first_ns or self.end_ns) - self.row.arrival_ns) / NANOSECONDS
+
+    def happened(self, kinds: Sequence[str], until_ns: int) -> list[Record]:
+        return [r for r in self.records if r.kind in kinds and r.time_ns <= until_ns]
+
+
+def way_of(
+    row: Row, now_ns: int, usual: Usual, records: Sequence[Record], objectives: Objectives, at_s: Callable[[int], float]
+) -> dict[str, Any]:
+    """The document of one choice. ``records``: of the event log, from its arrival to its end; ``at_s``: the page's
+    clock."""
+    story = _Story(row, now_ns, usual, records, objectives)
+    _tell_first(story)
+    _tell_answer(story)
+    if not story.why:
+        story.why.append("Nothing held it up.")
+    events = [
+        {"t": at_s(record.time_ns), "what": said.what, "why": said.why, "mine": _is_about(record, row)}
+        for record in records if (said := told(record)) is not None
+    ]
+    events.sort(key=lambda event: (not event["mine"], event["t"]))
+    shown = sorted(events[:MOST_EVENTS], key=lambda event: event["t"])
+    return brief(row, now_ns, at_s) | {
+        "verdict": _verdict(story), "why": story.why, "do": story.do, "stages": _stages(story), "events": shown,
+        "left_out": len(events) - len(shown),
+    }
+
+
+def brief(row: Row, now_ns: int, at_s: Callable[[int], float]) -> dict[str, Any]:
+    """The row for a list, times in seconds."""
+    ttft_ns = row.ttft_ns
+    return {
+        "id": row.names[0] if row.names else row.request_id, "t": at_s(row.arrival_ns), "batch": row.is_offline,
+        "ttft": None if ttft_ns is None else round(ttft_ns / NANOSECONDS, 4),
+        "took": round(((row.ended_ns or now_ns) - row.arrival_ns) / NANOSECONDS, 4), "ended": row.reason,
+        "prompt": row.num_prompt, "cached": row.num_cached, "output": row.num_output,
+        "preempted": row.num_preemptions,
+    }
+
+
+def _is_about(record: Record, row: Row) -> bool:
+    return record.fields.get("request") == row.request_id or row.request_id in record.fields.get("request_ids", ())
+
+
+def _verdict(story: _Story) -> str:
+    row, first = story.row, span(story.first_s)
+    if row.first_ns is None:
+        return f"It runs, and has waited {first} for its first token." if not row.reason else (
+            f"It ended after {first} without a token ({row.reason}).")
+    usual = story.usual.ttft_s
+    compared = "" if usual is None else f" Usual here: {span(usual)}."
+    limit_s = story.objectives.ttft_s
+    late = "" if limit_s is None or row.is_offline else (
+        f" The objective is {span(limit_s)}: {'kept' if story.first_s <= limit_s else 'missed'}.")
+    return f"Its first token came after {first}.{compared}{late}"
+
+
+def _tell_first(story: _Story) -> None:
+    """Why its first token took as long as it did."""
+    row, first_s = story.row, story.first_s
+    if row.is_offline:
+        story.why.append("It is a request of a batch, or of the tier flex: it runs in what the chat leaves of each step.")
+        story.do.append("Send it without service_tier flex if it must not wait.")
+        return
+    usual = story.usual.ttft_s
+    if first_s < NOTICED_S or (usual is not None and first_s < SLOW * usual):
+        return
+    until_ns = row.first_ns or story.end_ns
+    if story.queue_s >= SHARE * first_s:
+        _tell_queue(story, until_ns)
+    prompt_s = story.prompt_s
+    if prompt_s is not None and prompt_s >= SHARE * first_s:
+        new = row.num_prompt - row.num_cached
+        story.why.append(
+            f"Its prompt took {span(prompt_s)}: {counted(new, 'token')} to compute"
+            + (f", {row.num_cached:,} more were cached." if row.num_cached else ", none were cached.")
+        )
+        story.do.append(
+            "Prompts that begin alike are computed once: put what changes at the end. More compute, or fewer requests "
+            "at one time, make prompts faster; more memory does not.")
+    if (lost := story.happened(("worker_lost",), until_ns)):
+        story.why.append(f"{counted(len(lost), 'instance')} died meanwhile, and requests started over.")
+        story.do.append("See the server's log for why the process ended.")
+
+
+def _tell_queue(story: _Story, until_ns: int) -> None:
+    """Why it waited before its first step."""
+    row = story.row
+    story.why.append(f"It waited {span(story.queue_s)} before its first step; {counted(row.num_beside, 'other request')} "
+                     "were in the server when it came.")
+    drops = story.happened(("drop", "drop_decided"), until_ns)
+    declined = story.happened(("drop_declined",), until_ns)
+    preempted = story.happened(("preempted",), until_ns)
+    woken = story.happened(("wake_decided", "woken"), until_ns)
+    if drops:
+        story.why.append("Memory for requests was full: layers were dropped meanwhile to make room.")
+    if declined:
+        why = declined[-1].fields.get("because") or declined[-1].fields.get("reason")
+        story.why.append(f"Memory for requests was full, and layers were not dropped: {why}.")
+    if preempted and not drops and not declined:
+        story.why.append("Memory for requests was full: others gave theirs up meanwhile.")
+    if woken:
+        story.why.append("An instance had to be woken first.")
+        story.do.append("Keep more instances awake: --min-awake.")
+    if drops or declined or preempted:
+        story.do.append("Give instances more --memory, or start more of them (--instances); --max-num-queued-reqs "
+                        "refuses what would wait too long.")
+    elif not woken:
+        story.why.append("The log has no shortage of memory meanwhile, so steps were full of the requests before it.")
+        story.do.append("More instances or cores make the queue shorter; --max-num-queued-reqs bounds it.")
+
+
+def _tell_answer(story: _Story) -> None:
+    """Why its tokens came as slowly as they did."""
+    row, mine, usual = story.row, gap_s(story.row), story.usual.gap_s
+    if row.num_preemptions:
+        story.why.append(f"It lost its place {counted(row.num_preemptions, 'time')}, and what it had was computed again "
+                         "or copied back.")
+        story.do.append("More --memory, or fewer requests at one time (--max-num-seqs), keep requests in their places.")
+    limit_s = story.objectives.tpot_s
+    is_late = mine is not None and limit_s is not None and mine > limit_s
+    if mine is not None and not row.is_offline and (is_late or (usual is not None and mine >= SLOW * usual)):
+        told_usual = "" if usual is None else f" (usual here: {span(usual)})"
+        story.why.append(f"Its tokens came every {span(mine)}{told_usual}: its steps were shared with other requests, "
+                         "or its group was one pipeline.")
+    if row.reason == "abort":
+        story.why.append("Its client went away, or the server stopped it, before it was over.")
+    elif row.reason == "error":
+        story.why.append("It ended with an error; the client was told, and the server's log has it.")
+
+
+def _stages(story: _Story) -> list[dict[str, Any]]:
+    """Where its time went: waiting, prompt, answer; in seconds."""
+    row = story.row
+    stages = [{"name": "waiting", "s": round(story.queue_s, 4)}]
+    if story.prompt_s is not None:
+        stages.append({"name": "prompt", "s": round(story.prompt_s, 4)})
+    if row.first_ns is not None:
+        stages.append({"name": "answer", "s": round((story.end_ns - row.first_ns) / NANOSECONDS, 4)})
+    return stages
