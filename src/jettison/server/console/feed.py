@@ -5,6 +5,7 @@ Pages poll with the number of the last event that they have; an answer is the sh
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from typing import Any
@@ -46,6 +47,8 @@ class Feed:
         self._clock = state.settings.console.clock or time.monotonic_ns
         self.start_ns = self._clock()
         """Zero of the page's clock."""
+        self._life = secrets.token_hex(4)
+        """So that a page notices a restart."""
         self._made_ns: int | None = None
         self._num_answers = 0
         self._head = b""
@@ -104,7 +107,7 @@ class Feed:
         firsts = self._journal.firsts_since(now_ns - WINDOW_NS)
         offline = [group.offline for group in snapshot.groups]
         return {
-            "version": jettison.__version__, "t": round((now_ns - self.start_ns) / NANOSECONDS, 3),
+            "life": self._life, "version": jettison.__version__, "t": round((now_ns - self.start_ns) / NANOSECONDS, 3),
             "state": state.status, "models": state.settings.model_names,
             "has_chat": state.tokenizer.chat_template is not None, "troubles": snapshot.troubles,
             "running": sum(g.num_running + g.num_moving for g in snapshot.groups),

@@ -1,0 +1,81 @@
+// The view "Requests": a request's way in plain words, and lists to choose from.
+
+import { ago, byId, counted, el, span, table } from "./dom.js";
+import { askJson } from "./net.js";
+
+const STAGES = { waiting: ["waiting", "--u-cached"], prompt: ["its prompt", "--u-parameters"], answer: ["its answer", "--u-online"] };
+const ENDS = { stop: "ended", length: "ended at its length", abort: "left by its client", error: "failed", "": "under way" };
+const LISTS = [["slow", "Requests with late first tokens will stand here."], ["under_way", "None."], ["recent", "None has ended yet."]];
+let clock = 0; // the server's, at the last answer
+let shown = {};
+
+export const note = (t) => { clock = t; };
+
+function bar(stages) {
+  const total = stages.reduce((sum, stage) => sum + stage.s, 0) || 1;
+  const parts = stages.map((stage) => {
+    const part = el("i");
+    part.style.width = `${(100 * stage.s) / total}%`;
+    part.style.background = `var(${STAGES[stage.name][1]})`;
+    return part;
+  });
+  const told = stages.map((stage) => {
+    const swatch = el("span", { class: "swatch" });
+    swatch.style.background = `var(${STAGES[stage.name][1]})`;
+    return el("li", {}, swatch, `${STAGES[stage.name][0]}: ${span(stage.s)}`);
+  });
+  return [el("div", { class: "bar", "aria-hidden": "true" }, ...parts), el("ul", { class: "legend" }, ...told)];
+}
+
+function card(way, at, num) {
+  const events = way.events.map((event) => el("li", {},
+    el("span", { class: "when" }, `${span(Math.max(0, event.t - way.t))} after it came`),
+    event.mine ? el("b", {}, "This request: ") : null, event.what, event.why ? el("span", { class: "why" }, `Why: ${event.why}`) : null));
+  const facts = `${way.batch ? "Of a batch. " : ""}${counted(way.prompt, "token")} of prompt (${way.cached.toLocaleString("en")} cached), `
+    + `${counted(way.output, "token")} of answer; ${ENDS[way.ended] ?? way.ended} after ${span(way.took)}.`;
+  return el("article", { class: "card" },
+    el("h3", {}, num > 1 ? `Choice ${at + 1} of ${num}: ` : "", way.verdict),
+    ...bar(way.stages), el("p", { class: "hint" }, facts),
+    el("h4", {}, "Why"), el("ul", {}, ...way.why.map((text) => el("li", {}, text))),
+    way.do.length ? el("h4", {}, "What to do") : null, way.do.length ? el("ul", {}, ...way.do.map((text) => el("li", {}, text))) : null,
+    events.length ? el("h4", {}, "What the server did meanwhile") : null, events.length ? el("ol", { class: "told" }, ...events) : null,
+    way.left_out ? el("p", { class: "hint" }, `${counted(way.left_out, "more event")} are not shown.`) : null);
+}
+
+export async function look(id) {
+  byId("way-id").value = id;
+  const holder = byId("way");
+  try {
+    const { choices } = await askJson(`console/request?id=${encodeURIComponent(id)}`);
+    holder.replaceChildren(...choices.map((way, at) => card(way, at, choices.length)));
+  } catch (error) {
+    holder.replaceChildren(el("p", { class: "notice" }, error.status === 404
+      ? `${error.message} Ids are kept in memory only: a restart forgets them.` : error.message));
+  }
+}
+
+function list(name, rows, none) {
+  const holder = byId(`list-${name}`);
+  const mark = JSON.stringify(rows);
+  if (shown[name] === mark || holder.contains(document.activeElement)) return; // a reader is in it
+  shown[name] = mark;
+  if (!rows.length) return holder.replaceChildren(el("p", { class: "hint" }, none));
+  const cells = rows.map((row) => [
+    el("button", { type: "button", class: "plain", on: { click: () => { look(row.id).then(() => byId("way").scrollIntoView({ block: "nearest" })); } } },
+      row.id), ago(clock - row.t), row.ttft === null ? "none yet" : span(row.ttft), span(row.took), row.prompt.toLocaleString("en"),
+    row.output.toLocaleString("en"), `${ENDS[row.ended] ?? row.ended}${row.batch ? ", of a batch" : ""}${row.preempted ? ", lost its place" : ""}`,
+  ]);
+  return holder.replaceChildren(table(["request", "came", "first token", "took", "prompt", "answer", "state"], cells, { stacked: true }));
+}
+
+export async function refresh() {
+  const found = await askJson("console/requests");
+  for (const [name, none] of LISTS) list(name, found[name], none);
+}
+
+export function setUp() {
+  byId("way-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    look(byId("way-id").value.trim());
+  });
+}
