@@ -39,7 +39,7 @@ def take_snapshot(
     slot_bytes = part_bytes * core.state.shape.num_layers
     for worker_id in core.state.workers:
         memory = driver.memory.get(worker_id, {})
-        pool = core.state.workers[worker_id].pool
+        pool, retained = core.state.workers[worker_id].pool, core.state.workers[worker_id].layout.retained
         times = driver.bubbles.totals.get(worker_id, StageTimes())
         workers.append(
             WorkerSnapshot(
@@ -56,7 +56,7 @@ def take_snapshot(
                 stage_busy_seconds=times.busy_ns / NANOSECONDS,
                 stage_bubble_seconds=times.bubble_ns / NANOSECONDS,
                 rss_bytes=rss_bytes(pids[worker_id]) if worker_id in pids else 0,
-                foreign_bytes=part_bytes * sum(kept.num_parts for kept in core.state.workers[worker_id].layout.retained),
+                foreign_bytes=part_bytes * sum(kept.num_parts for kept in retained),
                 host_bytes=slot_bytes * pool.num_slots,
                 host_used_bytes=slot_bytes * (pool.num_slots - pool.num_free),
                 sleep=str(core.sleepers.state_of(worker_id)),

@@ -1,4 +1,4 @@
-"""The live data of the console: one snapshot a second, encoded once and shared by all pages, and none while no page asks.
+"""The live data of the console: one snapshot a second, encoded once and shared by all pages; none while no page asks.
 
 Pages poll with the number of the last event that they have; an answer is the shared document with the later events.
 """

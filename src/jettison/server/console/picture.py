@@ -57,17 +57,21 @@ def at_work(snapshot: EngineSnapshot, reasons: Mapping[str, str]) -> list[Told]:
     for group in snapshot.groups:
         if len(group.worker_ids) > 1:
             found.append(_pipeline(snapshot, group, reasons.get("drop", "")))
-    for name, what in (("asleep", "sleep, their memory given back"), ("leaving", "are on their way to sleep"),
-                       ("emptying", "are on their way to sleep"), ("waking", "are being woken")):
-        if ids := [w.worker_id for w in snapshot.workers if w.alive and w.sleep == name]:
-            found.append(Told("sleep", f"{listed('instance', ids).capitalize()} {what}.", reasons.get("sleep", "")))
+    for states, what in ((("asleep",), "asleep: memory given back"), (("leaving", "emptying"), "on the way to sleep"),
+                         (("waking",), "being woken")):
+        if ids := [w.worker_id for w in snapshot.workers if w.alive and w.sleep in states]:
+            told = f"{listed('instance', ids).capitalize()} {_are(ids)} {what}."
+            found.append(Told("sleep", told, reasons.get("sleep", "")))
     if dead := [w.worker_id for w in snapshot.workers if not w.alive]:
-        found.append(Told("recover", f"{listed('instance', dead).capitalize()} are down.", "; ".join(snapshot.troubles)))
+        why = "; ".join(snapshot.troubles)
+        found.append(Told("recover", f"{listed('instance', dead).capitalize()} {_are(dead)} down.", why))
     if moving := sum(group.num_moving for group in snapshot.groups):
         found.append(Told("migrate", f"KV cache of {counted(moving, 'request')} is on the move.", ""))
     batch = sum(group.offline.offline_running for group in snapshot.groups)
     if batch:
-        found.append(Told("harvest", f"{counted(batch, 'request')} of batches run in what the chat leaves of steps.", ""))
+        runs = "runs" if batch == 1 else "run"
+        what = f"{counted(batch, 'request')} of batches {runs} in what the chat leaves of steps."
+        found.append(Told("harvest", what))
     if hosted := sum(group.offline.offline_hosted for group in snapshot.groups):
         found.append(Told("harvest", f"{counted(hosted, 'request')} of batches wait with their KV in host memory.",
                           reasons.get("harvest", "")))
@@ -81,5 +85,10 @@ def _pipeline(snapshot: EngineSnapshot, group: GroupSnapshot, why: str) -> Told:
         f"layers {lo} to {hi - 1} on {worker}"
         for worker, (lo, hi) in zip(group.worker_ids[:8], group.layer_ranges[:8], strict=False)
     )
-    what = f"{listed('instance', group.worker_ids).capitalize()} run as one pipeline ({stages}): {amount(dropped)} of the "
-    return Told("drop", what + "model were dropped for requests.", why)
+    names = listed("instance", group.worker_ids).capitalize()
+    what = f"{names} run as one pipeline ({stages}): {amount(dropped)} of the model were dropped for requests."
+    return Told("drop", what, why)
+
+
+def _are(ids: list[int]) -> str:
+    return "is" if len(ids) == 1 else "are"

@@ -12,7 +12,7 @@ from jettison.server.console.journal import Row, quantile
 from jettison.server.console.words import counted, span, told
 from jettison.types import NANOSECONDS
 
-MOST_EVENTS = 40
+MOST_EVENTS = 100
 """Events told of one request."""
 SLOW = 2.0
 """A time is called long from so many times the usual one on: less is what requests differ by anyway."""
@@ -98,7 +98,7 @@ def way_of(
     shown = sorted(events[:MOST_EVENTS], key=lambda event: event["t"])
     return brief(row, now_ns, at_s) | {
         "verdict": _verdict(story), "why": story.why, "do": story.do, "stages": _stages(story), "events": shown,
-        "left_out": len(events) - len(shown),
+        "left_out": len(events) - len(shown), "gap": gap_s(row), "usual_gap": usual.gap_s,
     }
 
 
@@ -135,7 +135,7 @@ def _tell_first(story: _Story) -> None:
     """Why its first token took as long as it did."""
     row, first_s = story.row, story.first_s
     if row.is_offline:
-        story.why.append("It is a request of a batch, or of the tier flex: it runs in what the chat leaves of each step.")
+        story.why.append("It is of a batch, or of the tier flex: it runs in what the chat leaves of each step.")
         story.do.append("Send it without service_tier flex if it must not wait.")
         return
     usual = story.usual.ttft_s
@@ -162,8 +162,8 @@ def _tell_first(story: _Story) -> None:
 def _tell_queue(story: _Story, until_ns: int) -> None:
     """Why it waited before its first step."""
     row = story.row
-    story.why.append(f"It waited {span(story.queue_s)} before its first step; {counted(row.num_beside, 'other request')} "
-                     "were in the server when it came.")
+    beside = f"{counted(row.num_beside, 'other request')} {'was' if row.num_beside == 1 else 'were'}"
+    story.why.append(f"It waited {span(story.queue_s)} before its first step; {beside} in the server when it came.")
     drops = story.happened(("drop", "drop_decided"), until_ns)
     declined = story.happened(("drop_declined",), until_ns)
     preempted = story.happened(("preempted",), until_ns)
@@ -190,8 +190,8 @@ def _tell_answer(story: _Story) -> None:
     """Why its tokens came as slowly as they did."""
     row, mine, usual = story.row, gap_s(story.row), story.usual.gap_s
     if row.num_preemptions:
-        story.why.append(f"It lost its place {counted(row.num_preemptions, 'time')}, and what it had was computed again "
-                         "or copied back.")
+        times = "once" if row.num_preemptions == 1 else f"{row.num_preemptions} times"
+        story.why.append(f"It lost its place {times}, and what it had was computed again or copied back.")
         story.do.append("More --memory, or fewer requests at one time (--max-num-seqs), keep requests in their places.")
     limit_s = story.objectives.tpot_s
     is_late = mine is not None and limit_s is not None and mine > limit_s

@@ -30,7 +30,8 @@ def told(record: Record) -> Told | None:
     if make is None:
         return None
     why = record.fields.get("because") or record.fields.get("reason") or ""
-    return Told(rung, make(record.fields)[:MOST_CHARS], str(why)[:MOST_CHARS])
+    what = make(record.fields)[:MOST_CHARS]
+    return Told(rung, what[:1].upper() + what[1:], str(why)[:MOST_CHARS])
 
 
 def amount(num_bytes: float) -> str:
@@ -65,15 +66,15 @@ def listed(name: str, ids: object) -> str:
 def _drop_decided(f: Fields) -> str:
     asked = listed("group", f.get("overloaded_groups") or [f.get("group")])
     return (
-        f"{asked.capitalize()} lack {amount(f.get('required_bytes', 0))} for requests: layers that other instances hold"
-        f" are to be dropped, which gives {amount(f.get('freed_bytes', 0))}."
+        f"{asked.capitalize()}: {amount(f.get('required_bytes', 0))} are missing for requests. Layers that other "
+        f"instances hold are to be dropped, which gives {amount(f.get('freed_bytes', 0))}."
     )
 
 
 def _drop(f: Fields) -> str:
     return (
-        f"{listed('instance', f['workers']).capitalize()} dropped layers and run as one pipeline (group {f['group']}): "
-        f"{amount(f['bytes_to_kv'])} more for requests, serving again after "
+        f"{listed('instance', f['workers']).capitalize()} dropped layers and run as one pipeline (group {f['group']}):"
+        f" {amount(f['bytes_to_kv'])} more for requests, serving again after "
         f"{span(f.get('decision_to_serving_ms', 0.0) / 1e3)}."
     )
 
@@ -103,10 +104,18 @@ def _migrated(f: Fields) -> str:
 
 
 def _preempted(f: Fields) -> str:
+    num = len(f.get("request_ids", ()))
+    its = "its" if num == 1 else "their"
     return (
-        f"{counted(len(f.get('request_ids', ())), 'request')} of group {f.get('group')} gave their memory up; "
-        f"{counted(f.get('tokens'), 'token')} of theirs are computed again or copied back."
+        f"{counted(num, 'request')} of group {f.get('group')} gave {its} memory up; what was there "
+        f"({counted(f.get('tokens'), 'token')}) is computed again or copied back."
     )
+
+
+def _rebalanced(f: Fields) -> str:
+    num = f.get("requests")
+    were = "was" if num == 1 else "were"
+    return f"{counted(num, 'waiting request')} {were} sent to {listed('group', f.get('to', []))}."
 
 
 def _pack(f: Fields) -> str:
@@ -165,7 +174,7 @@ _SENTENCES: dict[str, tuple[str, Callable[[Fields], str]]] = {
     "split": ("restore", _group("The pipeline has parted; running requests go home one by one.")),
     "yield": ("restore", _group("Group {group} makes room for taking its layers back.")),
     "migrated": ("migrate", _migrated),
-    "rebalanced": ("migrate", _group("{requests} that wait were sent to other groups.")),
+    "rebalanced": ("migrate", _rebalanced),
     "pack": ("migrate", _pack),
     "preempted": ("preempt", _preempted),
     "falling_asleep": ("sleep", _falling_asleep),

@@ -28,7 +28,8 @@ export function table(headers, rows, { stacked = false } = {}) {
 export function bytes(num) {
   const mib = num / 1048576;
   if (mib >= 8192) return `${(mib / 1024).toFixed(1)} GiB`;
-  return mib >= 10 ? `${mib.toFixed(0)} MiB` : `${mib.toFixed(mib && mib < 0.1 ? 2 : 1)} MiB`;
+  if (!mib) return "0 MiB";
+  return mib >= 10 ? `${mib.toFixed(0)} MiB` : `${mib.toFixed(mib < 0.1 ? 2 : 1)} MiB`;
 }
 
 export function span(seconds) {

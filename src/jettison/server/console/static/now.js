@@ -1,13 +1,15 @@
 // The view "Now": what happens, where, why, and what to do.
 
 import { ago, byId, counted, el, listed, say, span } from "./dom.js";
+import { folded, more } from "./fold.js";
 import { showInstances, showLoads, showSpan } from "./picture.js";
 
 const NAMES = {
   drop: "drop", restore: "restore", migrate: "move", sleep: "sleep", harvest: "batch", preempt: "give way",
-  recover: "recovery", scale: "too small",
+  recover: "recovery", scale: "scale",
 };
-const MOST_SHOWN = 60;
+const MOST_KEPT = 300;
+const MOST_SHOWN = 25;
 const lately = []; // newest first
 let leftOut = 0;
 
@@ -54,11 +56,13 @@ export function judge(data) {
   return [`${ran}, none waits.${dropped}`, advice];
 }
 
-function item(told, when = null) {
+function item(told, when = null, num = 1) {
   const why = told.why && `Why: ${told.why}`;
   return el("li", {}, when && el("span", { class: "when" }, when), el("span", { class: "tag" }, NAMES[told.rung] ?? told.rung), told.what,
+    more(num),
     why ? el("span", { class: "why" }, why) : null);
 }
+
 
 function showFigures(data) {
   say(byId("f-running"), data.running.toLocaleString("en"));
@@ -81,7 +85,7 @@ function replaceIfNew(holder, items, mark) {
 
 export function remember(data) {
   for (const event of data.events) lately.unshift(event);
-  lately.length = Math.min(lately.length, MOST_SHOWN);
+  lately.length = Math.min(lately.length, MOST_KEPT);
   leftOut += data.left_out;
 }
 
@@ -96,8 +100,11 @@ export function show(data) {
   const none = { rung: "none", what: "None: every instance holds the whole model and serves by itself.", why: "" };
   const works = data.at_work.length ? data.at_work.map((told) => item(told)) : [el("li", {}, none.what)];
   replaceIfNew(byId("at-work"), works, JSON.stringify(data.at_work));
-  const minute = Math.floor(data.t / 5);
-  replaceIfNew(byId("events"), lately.map((event) => item(event, ago(data.t - event.t))), `${lately[0]?.n ?? 0}/${minute}`);
-  say(byId("events-hint"), lately.length ? (leftOut ? `${leftOut.toLocaleString("en")} older or less important ones are not shown.` : "")
+  const mark = `${lately[0]?.n ?? 0}/${Math.floor(data.t / 5)}`;
+  if (byId("events").dataset.mark !== mark) {
+    const rows = folded(lately).slice(0, MOST_SHOWN);
+    replaceIfNew(byId("events"), rows.map(([event, num]) => item(event, ago(data.t - event.t), num)), mark);
+  }
+  say(byId("events-hint"), lately.length ? (leftOut ? `${leftOut.toLocaleString("en")} more happened, too many at one time to list; /jettison/events has them.` : "")
     : "Nothing was moved, dropped or woken in the last ten minutes.");
 }

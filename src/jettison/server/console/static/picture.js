@@ -8,7 +8,8 @@ export const USES = [
   ["workspace", "workspace"], ["free", "unused, or given back"],
 ];
 export const MINUTES = 5;
-const LENGTH_S = 60 * MINUTES;
+const MOST_S = 60 * MINUTES;
+const LEAST_S = 60;
 const STATES = {
   awake: "", leaving: "on its way to sleep", emptying: "on its way to sleep", asleep: "asleep", waking: "being woken",
   dead: "down",
@@ -16,6 +17,10 @@ const STATES = {
 
 const history = []; // {t, instances: id -> uses, load}
 const marks = []; // {t, rung}
+
+const watched = () => (history.length ? history[history.length - 1].t - history[0].t : 0);
+// Seconds that the pictures show: what was watched, from one minute to MINUTES.
+const length = () => Math.min(MOST_S, Math.max(LEAST_S, watched()));
 
 export function forget() {
   history.length = 0;
@@ -26,12 +31,12 @@ export function remember(data) {
   const instances = new Map(data.instances.map((each) => [each.id, each.uses]));
   const [p50, p99] = data.ttft;
   history.push({ t: data.t, instances, waiting: data.waiting, running: data.running, tokens: data.tokens_per_s, p50, p99 });
-  while (history.length && history[0].t < data.t - LENGTH_S) history.shift();
+  while (history.length && history[0].t < data.t - MOST_S) history.shift();
   for (const event of data.events) {
     const begun = ["drop", "restore"].includes(event.rung) && !/stays|failed|would not/.test(event.what);
     if (begun) marks.push({ t: event.t, rung: event.rung });
   }
-  while (marks.length && marks[0].t < data.t - LENGTH_S) marks.shift();
+  while (marks.length && marks[0].t < data.t - MOST_S) marks.shift();
 }
 
 function ready(canvas) {
@@ -52,15 +57,16 @@ function drawMemory(canvas, id, now, budget) {
   const on = ready(canvas);
   if (!on || !budget) return;
   const { pen, width, height } = on;
-  const left = now - LENGTH_S;
-  const x = (t) => Math.max(0, ((t - left) / LENGTH_S) * width);
+  const long = length();
+  const left = now - long;
+  const x = (t) => Math.max(0, ((t - left) / long) * width);
   const paints = USES.map(([use]) => color(`--u-${use}`));
   history.forEach((sample, at) => {
     const uses = sample.instances.get(id);
     if (!uses) return;
     const next = history[at + 1]?.t ?? now;
-    const from = x(sample.t);
-    const to = x(next - sample.t > 5 ? sample.t + 1 : next) + 0.5; // a gap is where nothing was seen
+    const from = Math.round(x(sample.t)); // whole points: else seams show
+    const to = Math.round(x(next - sample.t > 5 ? sample.t + 1 : next)); // a gap is where nothing was seen
     let y = height;
     USES.forEach(([use], index) => {
       const tall = (uses[use] / budget) * height;
@@ -83,7 +89,8 @@ function drawLines(canvas, now, fields) {
   const { pen, width, height } = on;
   const values = history.flatMap((sample) => fields.map(([field]) => sample[field] ?? 0));
   const most = Math.max(...values, 1e-9);
-  const left = now - LENGTH_S;
+  const long = length();
+  const left = now - long;
   fields.forEach(([field, paint]) => {
     pen.strokeStyle = color(paint);
     pen.lineWidth = 1.6;
@@ -93,7 +100,7 @@ function drawLines(canvas, now, fields) {
     for (const sample of history) {
       const value = sample[field];
       if (value === null || value === undefined) { last = null; continue; }
-      const at = [((sample.t - left) / LENGTH_S) * width, height - 2 - (value / most) * (height - 6)];
+      const at = [((sample.t - left) / long) * width, height - 2 - (value / most) * (height - 6)];
       if (last === null || sample.t - last > 5) pen.moveTo(...at);
       else pen.lineTo(...at);
       last = sample.t;
@@ -107,7 +114,7 @@ function drawLines(canvas, now, fields) {
   return most;
 }
 
-const axis = () => el("div", { class: "axis", "aria-hidden": "true" }, el("span", {}, `${MINUTES} min ago`), el("span", {}, "now"));
+const axis = () => el("div", { class: "axis", "aria-hidden": "true" }, el("span", { class: "from" }), el("span", {}, "now"));
 
 function aboutInstance(each, groups) {
   const group = groups.find((one) => one.id === each.group);
@@ -193,8 +200,10 @@ export function showLoads(data) {
 }
 
 export function showSpan() {
-  const seconds = history.length ? history[history.length - 1].t - history[0].t : 0;
-  const told = seconds < LENGTH_S - 2
+  const seconds = watched();
+  const from = length() < 90 ? `${Math.round(length())} s ago` : `${(length() / 60).toFixed(1).replace(".0", "")} min ago`;
+  for (const each of document.querySelectorAll(".axis .from")) say(each, from);
+  const told = seconds < MOST_S - 2
     ? `Each picture is one instance, up to its limit. This page has watched for ${seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`}; nothing is drawn before.`
     : `Each picture is one instance, up to its limit, over the last ${MINUTES} minutes.`;
   say(byId("span-hint"), told);

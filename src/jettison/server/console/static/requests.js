@@ -1,6 +1,7 @@
 // The view "Requests": a request's way in plain words, and lists to choose from.
 
-import { ago, byId, counted, el, span, table } from "./dom.js";
+import { ago, byId, counted, el, say, span, table } from "./dom.js";
+import { folded, more } from "./fold.js";
 import { askJson } from "./net.js";
 
 const STAGES = { waiting: ["waiting", "--u-cached"], prompt: ["its prompt", "--u-parameters"], answer: ["its answer", "--u-online"] };
@@ -28,18 +29,22 @@ function bar(stages) {
 }
 
 function card(way, at, num) {
-  const events = way.events.map((event) => el("li", {},
+  const events = folded(way.events).map(([event, like]) => el("li", {},
     el("span", { class: "when" }, `${span(Math.max(0, event.t - way.t))} after it came`),
-    event.mine ? el("b", {}, "This request: ") : null, event.what, event.why ? el("span", { class: "why" }, `Why: ${event.why}`) : null));
+    event.mine ? el("b", {}, "With this request: ") : null, event.what, more(like),
+    event.why ? el("span", { class: "why" }, `Why: ${event.why}`) : null));
+  const meanwhile = el("details", { open: way.events.some((event) => event.mine) || events.length < 6 },
+    el("summary", {}, "What the server did meanwhile"), el("ol", { class: "told" }, ...events),
+    way.left_out ? el("p", { class: "hint" }, `${counted(way.left_out, "more event")} are not shown.`) : null);
+  const gap = way.gap === null ? "" : ` Its tokens came every ${span(way.gap)}${way.usual_gap === null ? "" : ` (usual here: ${span(way.usual_gap)})`}.`;
   const facts = `${way.batch ? "Of a batch. " : ""}${counted(way.prompt, "token")} of prompt (${way.cached.toLocaleString("en")} cached), `
-    + `${counted(way.output, "token")} of answer; ${ENDS[way.ended] ?? way.ended} after ${span(way.took)}.`;
+    + `${counted(way.output, "token")} of answer; ${ENDS[way.ended] ?? way.ended} after ${span(way.took)}.${gap}`;
   return el("article", { class: "card" },
     el("h3", {}, num > 1 ? `Choice ${at + 1} of ${num}: ` : "", way.verdict),
     ...bar(way.stages), el("p", { class: "hint" }, facts),
     el("h4", {}, "Why"), el("ul", {}, ...way.why.map((text) => el("li", {}, text))),
     way.do.length ? el("h4", {}, "What to do") : null, way.do.length ? el("ul", {}, ...way.do.map((text) => el("li", {}, text))) : null,
-    events.length ? el("h4", {}, "What the server did meanwhile") : null, events.length ? el("ol", { class: "told" }, ...events) : null,
-    way.left_out ? el("p", { class: "hint" }, `${counted(way.left_out, "more event")} are not shown.`) : null);
+    events.length ? meanwhile : null);
 }
 
 export async function look(id) {
@@ -70,6 +75,8 @@ function list(name, rows, none) {
 
 export async function refresh() {
   const found = await askJson("console/requests");
+  const more = found.num_under_way - found.under_way.length;
+  say(byId("under-way-hint"), more > 0 ? `The ${found.under_way.length} that came first; ${counted(more, "more request")} are under way.` : "");
   for (const [name, none] of LISTS) list(name, found[name], none);
 }
 

@@ -1,0 +1,330 @@
+"""The console over HTTP: its page and its data, keys, bounds in calls and bytes, and the words of records and ways."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_engine import FakeEngine
+
+import jettison.core
+from jettison.core.ports import Record
+from jettison.live.engine.move_log import newest_records
+from jettison.policy.slo import Objectives
+from jettison.server.app import create_app
+from jettison.server.console.feed import MOST_ANSWERS, MOST_EVENTS
+from jettison.server.console.journal import NUM_ROWS, Journal, Row, quantile
+from jettison.server.console.routes import static_files
+from jettison.server.console.settings import ConsoleSettings
+from jettison.server.console.way import Usual, way_of
+from jettison.server.console.words import KINDS, UNTOLD, told
+from jettison.server.settings import ServerSettings
+
+S = 1_000_000_000
+HOSTILE = "<img src=x onerror=alert(1)>\"'&"
+KEY, OTHER, ADMIN = ({"authorization": f"Bearer {key}"} for key in ("k1", "k2", "boss"))
+DATA = ("/console/data", "/console/requests", "/console/request?id=x")
+
+
+class Counting(FakeEngine):
+    """Counts snapshots."""
+
+    num_snapshots = 0
+
+    def snapshot(self):
+        self.num_snapshots += 1
+        return super().snapshot()
+
+
+class Clock:
+    """Stands until it is moved."""
+
+    now_ns = 1000 * S
+
+    def __call__(self):
+        return self.now_ns
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def client_of(tokenizer, clock):
+    def make(engine=None, records=(), *, console=None, **settings):
+        log = list(records)
+
+        def since(after_ns, most):
+            return [record for record in log if record.time_ns > after_ns][-most:]
+
+        console = console or ConsoleSettings(records=since, clock=clock)
+        told = ServerSettings(**({"model_names": ("fake",), "default_seed": 1, "console": console} | settings))
+        app = create_app(engine or Counting(), tokenizer, told)
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+        client.state, client.log = app.state.jettison, log
+        return client
+
+    return make
+
+
+def row(**told):
+    """A request that waited 2 of 3 s."""
+    usual = {
+        "request_id": "r-0", "names": ("cmpl-1", "x-1"), "tenant": "", "is_offline": False, "reason": "stop",
+        "arrival_ns": 0, "scheduled_ns": 2 * S, "first_ns": 3 * S, "ended_ns": 4 * S, "num_prompt": 100,
+        "num_cached": 10, "num_output": 11, "num_preemptions": 0, "num_beside": 7,
+    }  # fmt: skip
+    return Row(**(usual | told))
+
+
+async def test_the_page_is_whole_and_closed_to_other_hosts(client_of):
+    async with client_of() as client:
+        page = await client.get("/console")
+        assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        found = set(re.findall(r'(?:src|href)="([^"#]+)"', page.text))
+        assert found and all(not each.startswith(("/", "http")) for each in found)
+        names = {file.name for file in static_files()}
+        assert {each.removeprefix("console/") for each in found} <= names
+        for name in names - {"index.html"}:
+            file = await client.get(f"/console/{name}")
+            assert file.status_code == 200 and file.headers["x-content-type-options"] == "nosniff"
+            assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", file.text)
+            assert "innerHTML" not in file.text and "eval(" not in file.text and "outerHTML" not in file.text
+            again = await client.get(f"/console/{name}", headers={"if-none-match": f"W/{file.headers['etag']}"})
+            assert (again.status_code, again.content) == (304, b"")
+            for imported in re.findall(r'from "\./([^"]+)"', file.text):
+                assert imported in names
+        assert (await client.get("/console/nothing.js")).status_code == 404
+
+
+async def test_with_a_slash_behind_it_the_page_is_elsewhere(serve):
+    async with serve(FakeEngine(), root_path="/api") as served:
+        answer = await served.http.get(f"{served.url}/api/console/")
+        assert (answer.status_code, answer.headers["location"]) == (308, "../console")
+        for path in ("/api/console", "/console", "/api/console/app.js", "/api/console/data"):
+            assert (await served.http.get(served.url + path)).status_code == 200
+
+
+def test_the_page_is_in_the_wheel():
+    text = Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
+    assert '"jettison.server.console" = ["static/*"]' in text
+
+
+async def test_keys(client_of):
+    closed = {"api_keys": ("k1", "k2"), "admin_keys": ("boss",)}
+    async with client_of(**closed) as client:
+        assert (await client.get("/console")).status_code == 200
+        assert (await client.get("/console/app.js")).status_code == 200
+        for path in DATA:
+            assert (await client.get(path)).status_code == 401
+            assert (await client.get(path, headers=OTHER)).status_code in (200, 404)
+            assert (await client.get(path, headers=ADMIN)).status_code in (200, 404)
+        assert (await client.get("/v1/models", headers=ADMIN)).status_code == 401
+    async with client_of(console=ConsoleSettings(is_open=True), **closed) as client:
+        assert (await client.get("/console/data")).status_code == 200
+        assert (await client.get("/v1/models")).status_code == 401
+        assert (await client.get("/v1/batches")).status_code == 401
+    async with client_of(console=ConsoleSettings(is_on=False), **closed) as client:
+        assert client.state.journal is None
+        for path in ("/console", "/console/app.js", *DATA):
+            assert (await client.get(path)).status_code == 401
+            assert (await client.get(path, headers=KEY)).status_code == 404
+
+
+async def test_each_key_sees_its_own_requests_and_administration_all(client_of):
+    async with client_of(api_keys=("k1", "k2"), admin_keys=("boss",)) as client:
+        document = {"model": "fake", "prompt": "hi", "max_tokens": 3}
+        made = (await client.post("/v1/completions", json=document, headers=KEY)).json()["id"]
+        seen = [(await client.get("/console/requests", headers=who)).json()["num_kept"] for who in (KEY, OTHER, ADMIN)]
+        assert seen == [1, 0, 1]
+        found = [
+            (await client.get("/console/request", params={"id": made}, headers=who)).status_code
+            for who in (KEY, OTHER, ADMIN)
+        ]
+        assert found == [200, 404, 200]
+    async with client_of(api_keys=("k1", "k2"), console=ConsoleSettings(is_open=True)) as client:
+        await client.post("/v1/completions", json=document, headers=KEY)
+        assert (await client.get("/console/requests")).json()["num_kept"] == 0
+
+
+async def test_one_snapshot_serves_all_pages_and_none_is_made_without(client_of, clock):
+    engine = Counting()
+    async with client_of(engine) as client:
+        await client.post("/v1/completions", json={"model": "fake", "prompt": "hi"})
+        assert engine.num_snapshots == 0
+        answers = [await client.get("/console/data") for _ in range(MOST_ANSWERS)]
+        assert engine.num_snapshots == 1
+        assert len({answer.content for answer in answers}) == 1
+        refused = await client.get("/console/data")
+        assert refused.status_code == 429 and refused.headers["retry-after"]
+        clock.now_ns += S
+        assert (await client.get("/console/data")).status_code == 200
+        assert engine.num_snapshots == 2
+        assert (await client.get("/console/data?after=x")).status_code == 400
+
+
+async def test_what_the_page_is_told(client_of, clock):
+    engine = Counting(delay_s=None)
+    async with client_of(engine) as client:
+        first = (await client.get("/console/data")).json()
+        assert (first["running"], first["ttft"], first["tokens_per_s"]) == (0, [None, None, 0], None)
+        for instance in first["instances"]:
+            assert sum(instance["uses"].values()) == instance["budget"]
+        assert first["instances"][0]["uses"]["cached"] == 500 * 5 // 100
+        assert first["groups"][0]["layers"] == [[0, 2], [2, 4]]
+        (work,) = first["at_work"]
+        assert work["rung"] == "drop" and "Instances 0 and 1 run as one pipeline" in work["what"]
+        engine.sleep, engine.dead_workers, engine.has_groups = ["asleep", "awake"], {1}, False
+        client.state.journal.note_first(clock.now_ns, 0.5)
+        client.state.metrics.num_generation_tokens += 30
+        clock.now_ns += 2 * S
+        second = (await client.get("/console/data")).json()
+        assert (second["ttft"], second["tokens_per_s"]) == ([0.5, 0.5, 1], 15.0)
+        assert [each["state"] for each in second["instances"]] == ["asleep", "dead"]
+        assert [said["rung"] for said in second["at_work"]] == ["sleep", "recover"]
+
+
+async def test_events_come_once_and_are_bounded(client_of, clock):
+    async with client_of() as client:
+        start_ns = clock.now_ns
+        client.log.append(Record("drop_declined", start_ns - 5 * S, {"group": 0, "reason": HOSTILE}))
+        first = (await client.get("/console/data")).json()
+        assert [event["why"] for event in first["events"]] == [HOSTILE] and first["last_event"] == 1
+        clock.now_ns += S
+        for at in range(3 * MOST_EVENTS):
+            client.log.append(Record("preempted", clock.now_ns, {"group": 0, "reason": "w", "request_ids": ["r"] * 500,
+                                                                 "tokens": at}))
+        answer = await client.get("/console/data?after=1")
+        told_now = answer.json()
+        assert len(told_now["events"]) == MOST_EVENTS and told_now["left_out"] == 2 * MOST_EVENTS
+        assert [event["n"] for event in told_now["events"]][-1] == told_now["last_event"] == 1 + 3 * MOST_EVENTS
+        clock.now_ns += S
+        quiet = await client.get(f"/console/data?after={told_now['last_event']}")
+        assert quiet.json()["events"] == [] and quiet.json()["left_out"] == 0
+        assert len(quiet.content) < 4_000
+        assert len(answer.content) < 4_000 + 300 * MOST_EVENTS
+
+
+async def test_lists_are_bounded_in_bytes(client_of):
+    async with client_of() as client:
+        journal = client.state.journal
+        for at in range(NUM_ROWS + 50):
+            journal.rows.append(row(request_id=f"r-{at}", names=(HOSTILE * 4, "x"), first_ns=at))
+        lists = await client.get("/console/requests")
+        assert lists.json()["num_kept"] == NUM_ROWS and len(lists.content) < 40_000
+        assert [each["ttft"] for each in lists.json()["slow"]] == sorted(
+            (each["ttft"] for each in lists.json()["slow"]), reverse=True)
+
+
+async def test_a_request_is_found_by_each_of_its_ids(client_of):
+    async with client_of() as client:
+        asked = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "n": 2}
+        chat = await client.post("/v1/chat/completions", json=asked, headers={"x-request-id": HOSTILE.replace(" ", "")})
+        named = {"model": "fake", "prompt": HOSTILE, "request_id": HOSTILE}
+        completion = (await client.post("/v1/completions", json=named)).json()["id"]
+        assert completion == f"cmpl-{HOSTILE}"
+        message = {"model": "fake", "messages": asked["messages"], "max_tokens": 4}
+        ids = [chat.json()["id"], chat.headers["x-request-id"], completion,
+               (await client.post("/v1/messages", json=message)).json()["id"],
+               (await client.post("/v1/responses", json={"model": "fake", "input": "hi"})).json()["id"]]
+        ways = [(await client.get("/console/request", params={"id": each})).json()["choices"] for each in ids]
+        assert [len(choices) for choices in ways] == [2, 2, 1, 1, 1]
+        assert ways[2][0]["id"] == completion and "prompt_text" not in ways[2][0]
+        assert HOSTILE not in json.dumps(ways[0])
+        missing = await client.get("/console/request", params={"id": "nothing"})
+        assert missing.status_code == 404 and missing.json()["error"]["code"] == "request_not_found"
+        for wrong in ("", "x" * 301):
+            assert (await client.get("/console/request", params={"id": wrong})).status_code == 400
+
+
+async def test_a_request_under_way_has_a_way_too(serve):
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine) as served:
+        stream = served.http.stream("POST", f"{served.url}/v1/completions", json={
+            "model": "fake", "prompt": "hi", "stream": True})
+        async with stream as answer:
+            name = answer.headers["x-request-id"]
+            lists = (await served.http.get(f"{served.url}/console/requests")).json()
+            assert lists["num_under_way"] == 1 and lists["under_way"][0]["ttft"] is None
+            way = (await served.http.get(f"{served.url}/console/request", params={"id": name})).json()["choices"][0]
+            assert way["verdict"].startswith("It runs, and has waited")
+            engine.release()
+        assert (await served.http.get(f"{served.url}/console/requests")).json()["num_under_way"] in (0, 1)
+
+
+def story(row, records=(), *, usual=(0.1, 0.01), objectives=(None, None), now_ns=4 * S):
+    return way_of(row, now_ns, Usual(*usual), records, Objectives(*objectives), lambda ns: ns / S)
+
+
+def test_a_wait_is_told_with_its_reason_and_what_to_do():
+    dropped = Record("drop", S, {"workers": [0, 1], "group": 2, "bytes_to_kv": 2**20, "decision_to_serving_ms": 20})
+    way = story(row(), [dropped])
+    assert "Its first token came after 3.00 s. Usual here: 0.10 s." in way["verdict"]
+    assert any("waited 2.00 s before its first step; 7 other requests" in why for why in way["why"])
+    assert any("layers were dropped meanwhile" in why for why in way["why"])
+    assert any("--memory" in do for do in way["do"])
+    assert [stage["name"] for stage in way["stages"]] == ["waiting", "prompt", "answer"]
+    declined = story(row(), [Record("drop_declined", S, {"group": 0, "reason": "it would not pay"})])
+    assert any("not dropped: it would not pay" in why for why in declined["why"])
+    full = story(row())
+    assert any("steps were full" in why for why in full["why"]) and any("More instances" in do for do in full["do"])
+    woken = story(row(), [Record("wake_decided", S, {"workers": [1], "reason": "queued"})])
+    assert any("--min-awake" in do for do in woken["do"])
+
+
+def test_a_prompt_a_preemption_and_an_objective_are_told():
+    prompt = story(row(scheduled_ns=0), objectives=(1.0, None))
+    assert "The objective is 1.00 s: missed." in prompt["verdict"]
+    assert any("90 tokens to compute, 10 more were cached" in why for why in prompt["why"])
+    mine = Record("preempted", 3 * S, {"group": 0, "reason": "memory", "request_ids": ["r-0"], "tokens": 5})
+    other = Record("preempted", 3 * S, {"group": 0, "reason": "memory", "request_ids": ["r-9"], "tokens": 5})
+    lost = story(row(num_preemptions=2), [mine, other])
+    assert any("lost its place 2 times" in why for why in lost["why"])
+    assert [event["mine"] for event in lost["events"]] == [True, False]
+
+
+def test_a_quick_request_a_batch_and_ends_are_told():
+    assert story(row(scheduled_ns=0, first_ns=S // 100), usual=(None, None))["why"] == ["Nothing held it up."]
+    assert any("of a batch" in why for why in story(row(is_offline=True))["why"])
+    slow = story(row(scheduled_ns=0, first_ns=S // 100, ended_ns=9 * S))
+    assert any("tokens came every" in why for why in slow["why"])
+    assert any("went away" in why for why in story(row(reason="abort"))["why"])
+    assert any("error" in why for why in story(row(reason="error", first_ns=None))["why"])
+
+
+def test_every_record_of_the_core_has_words_or_is_left_out_by_name():
+    text = "\n".join(file.read_text() for file in Path(jettison.core.__file__).parent.rglob("*.py"))
+    recorded = set(re.findall(r'Record\(\s*"([a-z_]+)"', text))
+    assert len(recorded) > 35
+    assert recorded <= KINDS | UNTOLD and not KINDS & UNTOLD
+    for kind in sorted(KINDS):
+        said = told(Record(kind, 0, {
+            "worker": 1, "workers": [0, 1], "group": 2, "reason": "r", "bytes_to_kv": 1, "request_ids": ["a"]}))
+        assert said is not None and said.what.endswith(".") and said.what[0].isupper() and "{" not in said.what
+        assert said.why == "r"
+    assert told(Record("chunk_overtaken", 0, {})) is None
+
+
+def test_the_newest_records_of_two_logs():
+    first = [Record("a", at, {}) for at in (1, 3, 5)]
+    second = [Record("b", at, {}) for at in (2, 4)]
+    logs = (deque(first), deque(second))
+    assert [r.time_ns for r in newest_records(logs, 1, 10)] == [2, 3, 4, 5]
+    assert [r.time_ns for r in newest_records(logs, 0, 2)] == [4, 5]
+    assert newest_records(logs, 5, 10) == []
+
+
+def test_the_journal_is_bounded_and_counts_the_last_minute():
+    journal = Journal()
+    for at in range(10):
+        journal.note_first(at, 10.0 - at)
+    assert journal.firsts_since(6) == [1.0, 2.0, 3.0]
+    assert quantile([], 0.5) is None and quantile([1.0, 2.0], 0.5) == 1.0 and quantile([1.0, 2.0], 0.99) == 2.0
