@@ -113,16 +113,20 @@ function askForKey(isWrong) {
   say(byId("key-hint"), isWrong ? "The server does not know this key. Give another one."
     : "One of its API keys, as clients send it. It stays in this tab, until the tab is closed.");
   const dialog = byId("key-dialog");
-  if (!dialog.open && !dialog.dataset.cancelled) dialog.showModal();
+  if (!dialog.open && !dialog.dataset.cancelled) showDialog();
+}
+
+function showDialog() {
+  const dialog = byId("key-dialog");
+  delete dialog.dataset.cancelled;
+  dialog.returnValue = "";
+  dialog.showModal();
 }
 
 function setUpKey() {
   const dialog = byId("key-dialog");
   byId("key-button").hidden = !hasKey();
-  byId("key-button").addEventListener("click", () => {
-    delete dialog.dataset.cancelled;
-    dialog.showModal();
-  });
+  byId("key-button").addEventListener("click", showDialog);
   byId("key-form").addEventListener("submit", () => {
     setKey(byId("key-text").value);
     byId("key-text").value = "";
@@ -136,7 +140,7 @@ function setUpKey() {
     tick();
   });
   byId("key-cancel").addEventListener("click", () => dialog.close());
-  dialog.addEventListener("close", () => { if (!dialog.returnValue) dialog.dataset.cancelled = "yes"; });
+  dialog.addEventListener("close", () => { if (dialog.returnValue !== "use") dialog.dataset.cancelled = "yes"; });
   onKeyWanted(askForKey);
 }
 
