@@ -97,7 +97,7 @@ FAULTS_OF_LAYOUT = """() => {
     const name = `${element.tagName} ${element.textContent.trim().slice(0, 30)}`;
     if (contrast < 4.5) found.push(`${name}: contrast ${contrast.toFixed(2)}`);
     if (parseFloat(getComputedStyle(element).fontSize) < 12) found.push(`${name}: small letters`);
-    if (box.right > innerWidth + 1 && !element.closest(".scroll, dialog, .skip")) found.push(`${name}: cut at the right`);
+    if (box.right > innerWidth + 1 && !element.closest(".scroll, dialog, .skip")) found.push(`${name}: is cut`);
   }
   const boxes = [...document.querySelectorAll("button, a, input, select, textarea, summary")]
     .filter((each) => each.offsetParent && !each.matches(".skip")).map((each) => [each, each.getBoundingClientRect()]);

@@ -27,9 +27,9 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from browser import FAULTS_OF_LAYOUT, FOCUSED, SCHEMES, WIDTHS, Watch, launched
 from e2e_server import COMMON_FLAGS, KEY, MODEL, START_TIMEOUT_S, Served, as_environment, child_environment
 
+from browser import FAULTS_OF_LAYOUT, FOCUSED, SCHEMES, WIDTHS, Watch, launched
 from jettison.live.experiments.server_process import ServerProcess
 
 pytestmark = pytest.mark.live

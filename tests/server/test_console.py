@@ -308,7 +308,7 @@ def test_every_record_of_the_core_has_words_or_is_left_out_by_name():
     for kind in sorted(KINDS):
         said = told(Record(kind, 0, {
             "worker": 1, "workers": [0, 1], "group": 2, "reason": "r", "bytes_to_kv": 1, "request_ids": ["a"]}))
-        assert said is not None and said.what.endswith(".") and said.what[0].isupper() and "{" not in said.what
+        assert said is not None and said.what.endswith(".") and not said.what[0].islower() and "{" not in said.what
         assert said.why == "r"
     assert told(Record("chunk_overtaken", 0, {})) is None
 
