@@ -1,12 +1,12 @@
 """What the console costs the server: CPU time of its process with 64 streams open, with a viewer and without, in turns.
 
-    python -m benchmarks peers console [--streams 64] [--turns 8] [--seconds 10] [--instances 4] [--model DIR]
+    python -m benchmarks peers console [--streams 64] [--turns 10] [--seconds 5] [--instances 4] [--rate 20]
 
 The engine is a stub that makes a token for every stream at a fixed pace, and so the streams cost the same in all
-turns; its snapshots have as many instances as asked, and read the memory of as many processes as the real one does.
-With ``--model`` it is ``jettison serve DIR``, where tokens are not as many in each turn: there the difference is that
-of CPU time a token. The viewer asks as the page does, once a second (``now``), and every third time for lists, too
-(``requests``).
+turns; its snapshots have as many instances as asked, and read the memory of as many processes as the real one does. The
+viewer asks as the page does, for the data (``now``) and every third time for lists, too (``requests``), but ``--rate``
+times a second in place of once, with a snapshot made for each: one a second costs less than what turns differ by. The
+share of a core that a page costs is the difference over the rate.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-import psutil
 import uvloop
 
 from benchmarks.peers.http import StubEngine, write_tokenizer
 from benchmarks.shared import REPOSITORY, SUPPRESS, Namespace, Row, again, keep, machine, parse, say, spread
 from jettison.core.ports import Record
 from jettison.live.engine.api import EngineSnapshot, GroupSnapshot, RequestTimings, TokenEvent, WorkerSnapshot
-from jettison.live.experiments.server_process import ServerProcess
 from jettison.live.machine.memory import rss_bytes
 from jettison.server.app import ServerSettings, Tokenizer, create_app
+from jettison.server.console import feed
 from jettison.server.console.settings import ConsoleSettings
 from jettison.server.serving import run_server
 from jettison.types import NANOSECONDS, FinishReason, SampledToken
@@ -92,6 +91,7 @@ async def serve(options: Namespace) -> int:
         write_tokenizer(Path(folder))
         tokenizer = Tokenizer.from_dir(folder)
     engine = PacedEngine(options.instances)
+    feed.PERIOD_NS = 0  # a snapshot for each look
     settings = ServerSettings(model_names=("stub",), console=ConsoleSettings(records=engine.records))
     app = create_app(engine, tokenizer, settings)
     return await run_server(
@@ -100,33 +100,24 @@ async def serve(options: Namespace) -> int:
 
 
 @contextmanager
-def served(options: Namespace) -> Iterator[tuple[int, psutil.Process, str]]:
-    """A server: its port, its process (the controller's), and the model's name."""
-    if options.model is None:
-        command = again("peers", "console", "--serve", "--instances", str(options.instances))
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
-        try:
-            assert child.stdout is not None
-            yield int(child.stdout.readline()), psutil.Process(child.pid), "stub"
-        finally:
-            child.terminate()
-            child.wait(10)
-        return
-    folder = Path(tempfile.mkdtemp(prefix="jettison-console-"))
-    server = ServerProcess(options.model, {"instances": options.instances, "memory": options.memory}, folder / "log")
-    server.start(180.0)
+def served(options: Namespace) -> Iterator[tuple[int, int]]:
+    """A server: its port and its process."""
+    command = again("peers", "console", "--serve", "--instances", str(options.instances))
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
     try:
-        yield server.port, psutil.Process(server.pid), options.model.name
+        assert child.stdout is not None
+        yield int(child.stdout.readline()), child.pid
     finally:
-        server.close()
+        child.terminate()
+        child.wait(10)
 
 
 class Load:
     """Streams that stay open."""
 
-    def __init__(self, port: int, model: str, num_streams: int) -> None:
+    def __init__(self, port: int, num_streams: int) -> None:
         body = json.dumps({
-            "model": model, "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "prompt": "a",
+            "model": "stub", "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "prompt": "a",
         }).encode()  # fmt: skip
         head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         self._request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
@@ -154,8 +145,8 @@ class Load:
 class Viewer:
     """Asks as a page does."""
 
-    def __init__(self, port: int, kind: str) -> None:
-        self._port, self._kind = port, kind
+    def __init__(self, port: int, kind: str, rate: float) -> None:
+        self._port, self._kind, self._pause_s = port, kind, 1.0 / rate
         self.num_answers = self.num_bytes = 0
 
     async def watch(self) -> None:
@@ -181,28 +172,29 @@ class Viewer:
                 if self._kind == "requests" and num_asked % 3 == 0:
                     await ask("/console/requests")
                 num_asked += 1
-                await asyncio.sleep(max(0.0, 1.0 - (time.monotonic() - begun_s)))
+                await asyncio.sleep(max(0.0, self._pause_s - (time.monotonic() - begun_s)))
         finally:
             writer.close()
 
 
-def cpu_s(process: psutil.Process) -> float:
+def cpu_s(pid: int) -> float:
     """CPU seconds of the process's threads so far, without its children; to the nanosecond, as the kernel counts."""
-    folder = Path(f"/proc/{process.pid}/task")
+    folder = Path(f"/proc/{pid}/task")
     return sum(int((task / "schedstat").read_text().split()[0]) for task in folder.iterdir()) / NANOSECONDS
 
 
-async def turn(port: int, process: psutil.Process, load: Load, kind: str, seconds: float) -> Row:
+async def turn(server: tuple[int, int], load: Load, kind: str, options: Namespace) -> Row:
     """One turn: CPU time and tokens meanwhile."""
-    viewer = Viewer(port, kind)
+    port, pid = server
+    viewer = Viewer(port, kind, options.rate)
     watching = None if kind == "none" else asyncio.create_task(viewer.watch())
     await asyncio.sleep(1.0)  # the first look reads the whole log
-    begun_s, cpu_before_s, tokens_before = time.monotonic(), cpu_s(process), load.num_tokens
+    begun_s, cpu_before_s, tokens_before = time.monotonic(), cpu_s(pid), load.num_tokens
     answers_before, bytes_before = viewer.num_answers, viewer.num_bytes
-    await asyncio.sleep(seconds)
+    await asyncio.sleep(options.seconds)
     wall_s = time.monotonic() - begun_s
     row: Row = {
-        "viewer": kind, "cpu_share": (cpu_s(process) - cpu_before_s) / wall_s,
+        "viewer": kind, "cpu_share": (cpu_s(pid) - cpu_before_s) / wall_s,
         "tokens_per_s": (load.num_tokens - tokens_before) / wall_s,
         "answers": viewer.num_answers - answers_before, "bytes": viewer.num_bytes - bytes_before, "wall_s": wall_s,
     }  # fmt: skip
@@ -217,47 +209,44 @@ async def turn(port: int, process: psutil.Process, load: Load, kind: str, second
 async def measure(options: Namespace) -> list[Row]:
     """All turns, the kinds in another order each time."""
     rows: list[Row] = []
-    with served(options) as (port, process, model):
-        load = Load(port, model, options.streams)
+    with served(options) as server:
+        load = Load(server[0], options.streams)
         await asyncio.sleep(3.0)
         try:
             for number in range(options.turns):
                 for at in range(len(KINDS)):
                     kind = KINDS[(at + number) % len(KINDS)]
-                    rows.append({"turn": number} | await turn(port, process, load, kind, options.seconds))
+                    rows.append({"turn": number} | await turn(server, load, kind, options))
                     say(f"{kind}: {rows[-1]['cpu_share']:.4f} of a core, {rows[-1]['tokens_per_s']:.0f} tokens/s")
         finally:
             await load.close()
     return rows
 
 
-def summary(rows: Sequence[Row]) -> Row:
-    """For each kind of viewer: shares of a core more than without one in the same turn, at the same tokens a second;
-    bytes and answers a second."""
+def summary(rows: Sequence[Row], rate: float) -> Row:
+    """For each view: the share of a core that a page costs, by the turn without one beside it, and the bytes that it
+    takes a second."""
     found: Row = {}
-    none = {row["turn"]: row for row in rows if row["viewer"] == "none"}
+    none = {row["turn"]: row["cpu_share"] for row in rows if row["viewer"] == "none"}
     for kind in KINDS[1:]:
         mine = [row for row in rows if row["viewer"] == kind]
-        more = [
-            row["cpu_share"] - none[row["turn"]]["cpu_share"] * row["tokens_per_s"] / none[row["turn"]]["tokens_per_s"]
-            for row in mine
-        ]
+        seen = median(row["answers"] / row["wall_s"] for row in mine)
         found[kind] = {
-            "core_share": spread(more), "bytes_per_s": median(row["bytes"] / row["wall_s"] for row in mine),
-            "answers_per_s": median(row["answers"] / row["wall_s"] for row in mine),
+            "core_share": spread([(row["cpu_share"] - none[row["turn"]]) / rate for row in mine]),
+            "bytes_per_s": median(row["bytes"] / row["wall_s"] for row in mine) / rate, "answers_per_s": seen / rate,
         }  # fmt: skip
-    return found | {"without": spread([row["cpu_share"] for row in none.values()])}
+    return found | {"without": spread(list(none.values()))}
 
 
 def main() -> None:
     options = parse(
-        __doc__, streams=64, turns=8, seconds=10.0, instances=4, model=(Path, "a model folder: a real server"),
-        memory="256MiB", serve=(False, {"help": SUPPRESS}),
+        __doc__, streams=64, turns=10, seconds=5.0, instances=4, rate=(20.0, "looks a second"),
+        serve=(False, {"help": SUPPRESS}),
     )  # fmt: skip
     if options.serve:
         sys.exit(uvloop.run(serve(options)))
     rows = uvloop.run(measure(options))
     settings = {name: str(value) for name, value in vars(options).items() if name not in ("json", "serve")}
-    document = {"machine": machine(), "settings": settings, "summary": summary(rows), "rows": rows}
+    document = {"machine": machine(), "settings": settings, "summary": summary(rows, options.rate), "rows": rows}
     print(json.dumps(document["summary"], indent=2))
     keep(options.json, document, "server")

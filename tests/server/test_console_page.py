@@ -55,7 +55,9 @@ async def says(page, selector, text):
 @pytest.mark.parametrize(("width", "scheme"), zip(WIDTHS, SCHEMES, strict=True))
 async def test_a_pipeline_a_sleeper_a_death_and_reasons(serve, page_of, width, scheme):
     engine = FakeEngine()
-    fields = {"group": 0, "overloaded_groups": [0], "required_bytes": 5 << 20, "freed_bytes": 9 << 20, "reason": HOSTILE}
+    fields = {
+        "group": 0, "overloaded_groups": [0], "required_bytes": 5 << 20, "freed_bytes": 9 << 20, "reason": HOSTILE,
+    }  # fmt: skip
     now = [fields]
 
     def records(after_ns, most):

@@ -35,6 +35,9 @@ WINDOW_NS = 60 * NANOSECONDS
 RATE_NS = 5 * NANOSECONDS
 """A rate over a longer time than this would say nothing about now."""
 
+MARKED = ("drop", "restore_done")
+"""Kinds that the pictures of memory show as a line."""
+
 _TOTALS = ("num_preemptions", "drops", "restores", "migrations", "worker_losses")
 
 
@@ -99,6 +102,8 @@ class Feed:
             self._reasons[said.rung] = said.why
         at_s = round((record.time_ns - self.start_ns) / NANOSECONDS, 3)
         body = {"n": self._num_events, "t": at_s, "rung": said.rung, "what": said.what, "why": said.why}
+        if record.kind in MARKED:
+            body["mark"] = True
         self._events.append((self._num_events, encode(body)))
 
     def _document(self, now_ns: int) -> dict[str, Any]:

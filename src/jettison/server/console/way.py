@@ -9,7 +9,7 @@ from typing import Any
 from jettison.core.ports import Record
 from jettison.policy.slo import Objectives
 from jettison.server.console.journal import Row, quantile
-from jettison.server.console.words import counted, span, told
+from jettison.server.console.words import counted, reason_of, span, told
 from jettison.types import NANOSECONDS
 
 MOST_EVENTS = 100
@@ -89,7 +89,8 @@ def way_of(
     _tell_first(story)
     _tell_answer(story)
     if not story.why:
-        story.why.append("Nothing held it up.")
+        is_quick = story.first_s < NOTICED_S
+        story.why.append("Nothing held it up." if is_quick else "Nothing unusual: others here take about as long.")
     events = [
         {"t": at_s(record.time_ns), "what": said.what, "why": said.why, "mine": _is_about(record, row)}
         for record in records if (said := told(record)) is not None
@@ -171,8 +172,8 @@ def _tell_queue(story: _Story, until_ns: int) -> None:
     if drops:
         story.why.append("Memory for requests was full: layers were dropped meanwhile to make room.")
     if declined:
-        why = declined[-1].fields.get("because") or declined[-1].fields.get("reason")
-        story.why.append(f"Memory for requests was full, and layers were not dropped: {why}.")
+        story.why.append(
+            f"Memory for requests was full, and layers were not dropped: {reason_of(declined[-1].fields)}.")
     if preempted and not drops and not declined:
         story.why.append("Memory for requests was full: others gave theirs up meanwhile.")
     if woken:

@@ -14,6 +14,12 @@ MOST_CHARS = 300
 
 _MIB = 2.0**20
 
+_PLAIN = {
+    "memory binds": "memory is what requests wait for, and not the processor",
+    "a pipeline would cost most of what memory saves": "one pipeline would be slower, by most of what its memory saves",
+}
+"""Reasons of the log that are short of words."""
+
 
 class Told(NamedTuple):
     """One record in words."""
@@ -29,9 +35,15 @@ def told(record: Record) -> Told | None:
     rung, make = _SENTENCES.get(record.kind, ("", None))
     if make is None:
         return None
-    why = record.fields.get("because") or record.fields.get("reason") or ""
+    why = reason_of(record.fields)
     what = make(record.fields)[:MOST_CHARS]
-    return Told(rung, what[:1].upper() + what[1:], str(why)[:MOST_CHARS])
+    return Told(rung, what[:1].upper() + what[1:], why[:MOST_CHARS])
+
+
+def reason_of(fields: Fields) -> str:
+    """The reason that a record has, or an empty text."""
+    reason = str(fields.get("because") or fields.get("reason") or "")
+    return _PLAIN.get(reason, reason)
 
 
 def amount(num_bytes: float) -> str:

@@ -36,6 +36,7 @@ async function cancel(id) {
 
 function progress(batch) {
   const { total, completed, failed } = batch.request_counts ?? { total: 0, completed: 0, failed: 0 };
+  if (!total) return el("span", {}, OVER.includes(batch.status) ? "none" : "not counted yet");
   const told = `${completed + failed} of ${total}${failed ? `, ${failed} without an answer` : ""}`;
   return el("span", {}, el("progress", { max: Math.max(1, total), value: completed + failed, "aria-label": "lines done" }), ` ${told}`);
 }
@@ -48,7 +49,7 @@ function due(batch, nowS) {
 
 function why(batch) {
   const errors = (batch.errors?.data ?? []).slice(0, 3).map((each) => (each.line ? `line ${each.line}: ${each.message}` : each.message));
-  return errors.length ? el("span", { class: "hint" }, ` ${errors.join("; ")}`) : null;
+  return errors.length ? el("span", { class: "hint" }, ` ${errors.join(" ")}`) : null;
 }
 
 function button(name, id, act) {
@@ -75,9 +76,9 @@ export async function refresh() {
     const nowS = Date.now() / 1000;
     const rows = data.map((batch) => [
       batch.id, el("span", {}, `${STATES[batch.status] ?? batch.status}${due(batch, nowS)}`, why(batch)), progress(batch),
-      batch.endpoint, new Date(1000 * batch.created_at).toLocaleTimeString(), deeds(batch),
+      batch.endpoint.replace("/v1/", "").replace("/", " "), new Date(1000 * batch.created_at).toLocaleTimeString(), deeds(batch),
     ]);
-    holder.replaceChildren(rows.length ? table(["batch", "state", "lines", "for", "begun", "to do"], rows, { stacked: true })
+    holder.replaceChildren(rows.length ? table(["batch", "state", "lines", "kind", "begun", "to do"], rows, { stacked: true, isText: true })
       : el("p", { class: "hint" }, "This key has no batches yet."));
     if (focused && holder.querySelector(`[id="${CSS.escape(focused)}"]`)) byId(focused).focus();
   }

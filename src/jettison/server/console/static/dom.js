@@ -18,11 +18,11 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-export function table(headers, rows, { stacked = false } = {}) {
+export function table(headers, rows, { stacked = false, isText = false } = {}) {
   const head = el("thead", {}, el("tr", {}, ...headers.map((name) => el("th", { scope: "col" }, name))));
   const body = el("tbody", {}, ...rows.map((cells) => el("tr", {}, ...cells.map((cell, at) =>
     at === 0 ? el("th", { scope: "row" }, cell) : el("td", { "data-name": headers[at] }, cell)))));
-  return el("table", { class: stacked ? "stack" : null }, head, body);
+  return el("table", { class: `${stacked ? "stack" : ""} ${isText ? "text" : ""}` }, head, body);
 }
 
 export function bytes(num) {

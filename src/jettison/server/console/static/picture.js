@@ -33,8 +33,7 @@ export function remember(data) {
   history.push({ t: data.t, instances, waiting: data.waiting, running: data.running, tokens: data.tokens_per_s, p50, p99 });
   while (history.length && history[0].t < data.t - MOST_S) history.shift();
   for (const event of data.events) {
-    const begun = ["drop", "restore"].includes(event.rung) && !/stays|failed|would not/.test(event.what);
-    if (begun) marks.push({ t: event.t, rung: event.rung });
+    if (event.mark) marks.push({ t: event.t, rung: event.rung });
   }
   while (marks.length && marks[0].t < data.t - MOST_S) marks.shift();
 }
