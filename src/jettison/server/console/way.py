@@ -91,7 +91,7 @@ def way_of(
     if not story.why:
         is_quick = story.first_s < NOTICED_S
         story.why.append("Nothing held it up." if is_quick else "Nothing unusual: others here take about as long.")
-    events = [
+    events: list[dict[str, Any]] = [
         {"t": at_s(record.time_ns), "what": said.what, "why": said.why, "mine": _is_about(record, row)}
         for record in records if (said := told(record)) is not None
     ]
@@ -116,7 +116,8 @@ def brief(row: Row, now_ns: int, at_s: Callable[[int], float]) -> dict[str, Any]
 
 
 def _is_about(record: Record, row: Row) -> bool:
-    return record.fields.get("request") == row.request_id or row.request_id in record.fields.get("request_ids", ())
+    ids = record.fields.get("request_ids")
+    return record.fields.get("request") == row.request_id or (isinstance(ids, list) and row.request_id in ids)
 
 
 def _verdict(story: _Story) -> str:
