@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509 import CertificateSigningRequestBuilder, Name, load_pem_x509_certificate
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from link_helpers import SECRET, connected, contexts, dialled_pair, make
+from link_helpers import SECRET, connected, contexts, dialled_pair, make, proven
 
 from jettison.errors import LinkDownError
 from jettison.transport.authority import MAX_REQUEST_BYTES, Applicant, Authority
@@ -27,6 +27,7 @@ from jettison.transport.dialling import DialledLink, Dialling
 from jettison.transport.handshake import Identity, Purpose
 from jettison.transport.link import FrameKind
 from jettison.transport.sockets import Acceptor, listening_socket
+from jettison.transport.tcp import Connection, TcpLink
 from jettison.transport.tls import Credentials, TlsContexts, name_of
 
 OTHERS = Authority()
@@ -295,6 +296,25 @@ def test_frames_that_were_read_and_not_given_back_are_told_of():
         link.close()
 
 
+def test_half_a_link_that_waits_for_its_other_half_lets_its_worker_sleep():
+    halves = []
+    for purpose in (Purpose.LINK, Purpose.URGENT):
+        (near, far), (ours, theirs) = connected(), proven(purpose=purpose)
+        near.setblocking(False)
+        far.setblocking(False)
+        halves.append((Connection(contexts(1).wrap(near, accepts=False), ours),
+                       Connection(contexts(2).wrap(far, accepts=True), theirs)))  # fmt: skip
+    link, speaks = TcpLink(*halves[0][0], halves[1][0]), TcpLink(*halves[0][1])
+    num_wakes = 0
+    for _ in range(300):
+        assert not link.attached()
+        speaks.attached()
+        num_wakes += bool(select.select([link.fileno()], [], [], 0.001)[0])
+    assert link._bulk.attached and num_wakes < 30
+    for end in (link, speaks, halves[1][1].sock):
+        end.close()
+
+
 def test_a_peer_that_hangs_up_is_noticed():
     a, b = dialled_pair("tcp", 2, tls=True)
     a.close()
@@ -333,12 +353,21 @@ def _request(key):
         serialization.Encoding.DER)
 
 
+def _changed(object_id):
+    """A request in which the last number of this object identifier is another one."""
+    request = Applicant(Identity(1, 0)).request
+    assert object_id in request
+    return request.replace(object_id, object_id[:-1] + b"\x7f")
+
+
 @pytest.mark.parametrize("request_of", [
     pytest.param(lambda: b"", id="nothing"),
     pytest.param(lambda: b"0" * (MAX_REQUEST_BYTES + 1), id="too long"),
     pytest.param(lambda: _request(rsa.generate_private_key(65537, 2048)), id="a key of another kind"),
     pytest.param(lambda: _request(ec.generate_private_key(ec.SECP384R1())), id="another curve"),
     pytest.param(lambda: Applicant(Identity(1, 0)).request[:-1] + b"\0", id="not signed by its key"),
+    pytest.param(lambda: _changed(b"\x06\x07\x2a\x86\x48\xce\x3d\x02\x01"), id="an unknown kind of key"),
+    pytest.param(lambda: _changed(b"\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07"), id="an unknown curve"),
 ])  # fmt: skip
 def test_what_is_no_request_is_not_signed(request_of):
     with pytest.raises(LinkDownError, match="no signing request"):

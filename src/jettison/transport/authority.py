@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -20,10 +20,9 @@ from jettison.errors import LinkDownError
 from jettison.transport.handshake import Identity
 from jettison.transport.tls import DOMAIN, Papers, name_of
 
-_BACKDATED = datetime.timedelta(hours=1)
-"""Hosts' clocks may differ by so much."""
-_LASTS = datetime.timedelta(days=3650)
-"""A certificate ends with its worker's life, which the proof inside the connection knows; not by its date."""
+_BEGINS, _ENDS = datetime.datetime(2020, 1, 1), datetime.datetime(9999, 12, 31)
+"""UTC. Dates bound nothing: a certificate ends with its worker's life, which the proof inside the connection knows, and
+the clock of a host may be wrong."""
 MAX_REQUEST_BYTES = 4096
 """A request of ours has about 500."""
 
@@ -78,7 +77,7 @@ class Authority:
                 raise ValueError("its key is not of P-256")
             if not asked.is_signature_valid:
                 raise InvalidSignature
-        except (ValueError, InvalidSignature, TypeError) as error:
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
             raise LinkDownError(f"no signing request of {identity}: {error}") from None
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name_of(identity))])
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
@@ -94,10 +93,9 @@ class Authority:
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
-        .serial_number(x509.random_serial_number()).not_valid_before(now - _BACKDATED).not_valid_after(now + _LASTS)
+        .serial_number(x509.random_serial_number()).not_valid_before(_BEGINS).not_valid_after(_ENDS)
     )  # fmt: skip
 
 

@@ -82,6 +82,8 @@ class TcpLink(Link):
         """By ``FrameKind.is_bulk``."""
         self._max_frames = (_ACTIVATION_FRAMES, _BULK_FRAMES) if coordinate else (1 << 16, _UNCOORDINATED_FRAMES)
         self._send_buffer_bytes = 0
+        self._is_attached = False
+        """All connections are."""
         self._held = 0
         self._pacer = pacer
         self._alarm: Alarm | None = None
@@ -148,7 +150,8 @@ class TcpLink(Link):
         for stream in self._streams:
             fd = stream.sock.fileno()
             reads = stream is not self._bulk or self._held < _HELD_FRAMES
-            has_unread |= reads and stream.has_unread
+            # Of a link that opens, only what shows that the peer uses it is read; the rest waits for the other half.
+            has_unread |= reads and stream.has_unread and (self._is_attached or not stream.attached)
             mask = (select.EPOLLIN if reads else 0) | (select.EPOLLOUT if stream.wants_write else 0)
             if fd not in self._watched:
                 self._epoll.register(fd, mask)
@@ -205,7 +208,10 @@ class TcpLink(Link):
             if self._open and not stream.attached:
                 stream.await_attach()
                 self._check()
-        return all(stream.attached for stream in self._streams)
+        if not self._is_attached and all(stream.attached for stream in self._streams):
+            self._is_attached = True
+            self._watch()
+        return self._is_attached
 
     # --- life
 

@@ -21,8 +21,8 @@ from jettison.transport.handshake import HandshakeError, Identity
 
 DOMAIN = "jettison.internal"
 _READ_BYTES = 256 << 10
-_WRITE_BYTES = 256 << 10
-"""Encrypted in one call at most: what waits here, encrypted and unsent, is no more than that."""
+_WRITE_BYTES = 64 << 10
+"""Encrypted in one call at most: so much may wait here, unsent, beyond what the socket's buffer is bounded to."""
 
 
 class Papers(NamedTuple):

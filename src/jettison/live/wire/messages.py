@@ -52,7 +52,7 @@ class ForgetPeer(msgspec.Struct, array_like=True):
 
 
 class Certificate(msgspec.Struct, array_like=True):
-    """The answer to CertificateWanted: before it a worker gets no other command."""
+    """The answer to CertificateWanted."""
 
     certificate: bytes
     """PEM, of the key in the request."""

@@ -60,6 +60,8 @@ class WorkerProcess:
         self._heart = Heart(config.beat_fd, config.beat_interval_s)
         self._epoll = select.epoll()
         self._watched: dict[int, int] = {}
+        self._early: list[m.Command] = []
+        """Came with the certificate: for the loop, once there is one."""
 
     def run(self) -> int:
         """Serve until told to stop or left alone; returns the exit code."""
@@ -130,9 +132,13 @@ class WorkerProcess:
         while channel.is_open:
             if not poll.poll(1e3 * CERTIFICATE_TIMEOUT_S):
                 raise LinkDownError(f"no certificate came in {CERTIFICATE_TIMEOUT_S:g} s")
-            for command in channel.receive():  # nothing else is sent before
+            self._early += channel.receive()
+            for at, command in enumerate(self._early):
                 if isinstance(command, m.Certificate):
+                    del self._early[at]
                     return TlsContexts(applicant.papers(command.certificate, command.authority))
+                if isinstance(command, m.Stop):
+                    raise LinkDownError("told to stop while waiting for a certificate")
         raise LinkDownError("the controller is gone")
 
     def _open_doors(self, device: Device, tls: TlsContexts | None) -> Doors:
@@ -148,6 +154,8 @@ class WorkerProcess:
     def _serve(self, channel: WorkerChannel, loop: WorkerLoop, device: Device) -> None:
         """Tick while there is work; else wait for a command, a link, or room to write."""
         busy = True
+        for command in self._early:
+            loop.deliver(command)
         while not loop.stopped:
             self._watch(channel, loop)
             self._heart.waiting = not busy
