@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 import re
@@ -14,12 +15,13 @@ from hypothesis import strategies as st
 
 from jettison.cost.fit import Sample, evaluate, fit_cost_model
 from jettison.cost.hardware import HardwareProfile
-from jettison.cost.model import ChunkShape, CostModel, StepShape
+from jettison.cost.model import GRAPH_ROWS, ChunkShape, CostModel, StepShape
 from jettison.cost.predictor import StepTimePredictor
 from jettison.cost.profile_document import ProfileDocumentError, profile_from_plain, profile_to_plain
 from jettison.cost.recorded import RecordedStep, fitted_to
 from jettison.cost.shapes import ShapeLimits, plan_shapes
-from jettison.cost.stepwork import Measure, Part, StepWork, period_of, step_of
+from jettison.cost.stepwork import LONE_STEP, Measure, Part, StepWork, last_stage_of, period_of, step_of
+from jettison.sim.executor import ModelledExecutor, StageShape, StepLoad
 
 LIMITS = ShapeLimits(num_layers=28, max_num_tokens=8192, max_num_seqs=256, max_context=4096, max_kv_tokens=60000)
 
@@ -147,3 +149,133 @@ def test_recorded_steps_scale_launches_with_the_whole() -> None:
     fitted = fitted_to(card, took)
     assert [step.predicted_s(fitted) for step in took] == pytest.approx([step.seconds for step in took], rel=0.02)
     assert fitted.launch_layer_s == pytest.approx(1.3 * card.launch_layer_s, rel=0.02)
+
+
+def test_graphs_have_as_many_rows_as_the_runner_has() -> None:
+    from jettison.device.cuda.rows import MOST_ROWS
+
+    assert GRAPH_ROWS == MOST_ROWS
+    card = a_card(graph_tokens=1024)
+    plain = dataclasses.replace(card, launch_layer_s=0.0)
+    few, many = ([ChunkShape(9, 1)] * num_rows for num_rows in (256, 257))
+    mixed = [ChunkShape(0, 2), *few]
+    assert card.batch_cost_s(few) == plain.batch_cost_s(few)
+    predictor = StepTimePredictor(28, card)
+    for chunks in (many, mixed):
+        expected = card.batch_cost_s(chunks)
+        assert expected > 1.5 * plain.batch_cost_s(chunks)
+        work = StepWork.of((chunk.num_tokens, chunk.num_context) for chunk in chunks)
+        assert predictor.predict_s(work) == pytest.approx(expected)
+        load = StepLoad.of(work, len(chunks))
+        executor, stage = ModelledExecutor(card), StageShape(28, True, True)
+        assert executor.stage_ns(0, 0, load, stage) == pytest.approx(1e9 * expected)
+    assert predictor.decoding()(257, 9 * 257) == pytest.approx(card.batch_cost_s(many))
+    load = StepLoad.of(StepWork.decodes(257, 9 * 257), 257)
+    assert executor.decode_ns(0, 0, load, stage, 3).tolist() == [
+        executor.stage_ns(0, i, load.after(i), stage) for i in range(3)
+    ]
+
+
+def took_s(card: CostModel, work: StepWork) -> float:
+    return card.totals_cost_s(
+        work.num_tokens, work.num_pairs, work.num_kv_tokens + work.num_tokens, num_samples=work.num_rows,
+        has_chunks=work.num_tokens > work.num_rows, num_rows=work.num_rows,
+    )
+
+
+def taught_by(card: CostModel, steps: list[StepWork], graph_tokens: int = 0) -> StepTimePredictor:
+    """A predictor with a profile of ``a_card``, after the steps of another one."""
+    predictor, now = StepTimePredictor(28, a_card(graph_tokens=graph_tokens)), 0
+    for work in steps:
+        end = now + round(1e9 * took_s(card, work))
+        predictor.observe(work, [now, end])
+        now = end
+    return predictor
+
+
+STEPS = st.lists(
+    st.builds(
+        lambda rows, context, tokens: StepWork.decodes(rows, rows * context).with_prompt(tokens),
+        st.integers(1, 64), st.integers(0, 4000), st.sampled_from([0, 0, 2, 128, 512, 1024, 2048, 3000]),
+    ),
+    min_size=10, max_size=60,
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.floats(0.2, 4.0), st.floats(0.4, 2.5), st.sampled_from([0, 256]), STEPS, st.integers(0, 300),
+    st.lists(st.integers(0, 6000), min_size=2, max_size=9, unique=True).map(sorted), st.integers(0, 3000),
+)
+def test_more_work_is_never_less_time_whatever_was_learned(
+    launches, speed, graph_tokens, steps, rows, sizes, context
+) -> None:
+    """Of another host's launches, and another card's speed: in tokens, rows and KV."""
+    card = a_card(launch_layer_s=7.6e-4 * launches, token_layer_s=6.5e-7 * speed, graph_tokens=graph_tokens)
+    predictor = taught_by(card, steps * 3, graph_tokens)
+
+    def grows(works: list[StepWork]) -> None:
+        seconds = [predictor.predict_s(work) for work in works]
+        assert all(more >= less * (1 - 1e-12) for less, more in itertools.pairwise(seconds)), seconds
+
+    decodes = StepWork.decodes(rows, rows * context)
+    grows([decodes.with_prompt(size, context) for size in sizes])
+    grows([StepWork.decodes(size, context) for size in sizes])
+    grows([StepWork.decodes(size, context).with_prompt(sizes[-1] + 2) for size in sizes])
+    grows([StepWork.decodes(rows, size).with_prompt(sizes[0], size) for size in sizes])
+
+
+@pytest.mark.parametrize("launches", [0.4, 1.0, 1.6, 2.5])
+def test_launches_of_another_host_are_learned_and_nothing_else_is(launches) -> None:
+    card = a_card(launch_layer_s=7.6e-4 * launches)
+    decodes = StepWork.decodes(32, 32000)
+    prompts = [decodes.with_prompt(size) for size in (128, 512, 1024, 2048, 3000)]
+    predictor = taught_by(card, [work for prompt in prompts for work in (decodes, prompt)] * 20)
+    for work in (decodes, *(decodes.with_prompt(size) for size in (2, 64, 256, 800, 1500, 4000))):
+        assert predictor.predict_s(work) == pytest.approx(took_s(card, work), rel=0.03)
+    bound_s = 0.5 * (took_s(card, decodes) + took_s(card, prompts[0]))
+    assert predictor.prefill_tokens_beside(decodes, bound_s, 4096) == 0, "not one token a step"
+    size = predictor.prefill_tokens_beside(decodes, took_s(card, prompts[-1]), 4096)
+    assert size == pytest.approx(3000, rel=0.05)
+
+
+def test_copies_beside_launches_are_learned_too() -> None:
+    card, predictor, now = a_card(), StepTimePredictor(28, a_card(), copy_bytes_per_s=4e9), 0
+    work = StepWork.decodes(32, 32000).with_prompt(256)._replace(num_copied_bytes=20_000_000)
+    plain = work._replace(num_copied_bytes=0)
+    for i in range(200):
+        took = took_s(card, work) + (i % 2) * 0.01  # twice as long as foreseen
+        end = now + round(1e9 * took)
+        predictor.observe(work if i % 2 else plain, [now, end])
+        now = end
+    assert predictor.predict_s(plain) == pytest.approx(took_s(card, plain), rel=0.1)
+    assert predictor.predict_s(work) == pytest.approx(took_s(card, work) + 0.01, rel=0.1)
+
+
+FROZEN = [
+    "0x1.7148f3622669ep-4", "0x1.212a936cdc052p-3", "0x1.33501bb6be59ap-3", "0x1.0897495196b32p-3",
+    "0x1.72554b1d39761p-4", "0x1.22378bbbb92b9p-3", "0x1.34892fd36282ep-3", "0x1.09be749907ca1p-3",
+    "0x1.d8bbeaea48cf1p-4", "0x1.48ca066cea3dep-3", "0x1.62508853a13c5p-3", "0x1.67a28ec8ff858p-3",
+    "0x1.1f39676f0daa6p-1", "0x1.f892fecf0732ap-2", "0x1.2282f809713c1p-1", "0x1.fc14cbfd9c028p-1",
+    "0x1.68769d82718e2p-2", "0x1.3ac1ac152a025p-1", "0x1.65d7185f03a17p-1", "0x1.6294100e4acfdp-1",
+]  # fmt: skip
+"""Seconds as versions without launches foresaw them."""
+FITTING = [1363, 0]
+
+
+def test_a_host_that_computes_itself_is_predicted_as_ever() -> None:
+    """To the bit, as decisions of recorded runs depend on it."""
+    cost = CostModel(8, 2e-8, 6e-8, 2e-5, 3e-4, 1e-4, 5e-5, 5e-7, 2e-4, 1e-5, 64, 8, 4)
+    predictor, rng, now = StepTimePredictor(8, cost), random.Random(3), 0
+    parts = (LONE_STEP, step_of(2), period_of(2), last_stage_of(2))
+    for _ in range(300):
+        work = StepWork.decodes(rng.randrange(1, 40), rng.randrange(20000)).with_prompt(rng.choice([0, 0, 5, 300, 900]))
+        work = work._replace(num_copied_bytes=rng.choice([0, 0, 10**6]))
+        end = now + rng.randrange(4 * 10**6, 4 * 10**8)
+        predictor.observe(work, [now, end], 0, rng.choice(parts))
+        now = end
+    decodes = StepWork.decodes(17, 9000)
+    told = [predictor.predict_s(decodes.with_prompt(n, 70), part) for n in (0, 1, 200, 3000) for part in parts]
+    told += [predictor.decoding(part)(300, 70000) for part in parts]
+    assert [seconds.hex() for seconds in told] == FROZEN
+    assert [predictor.prefill_tokens_beside(decodes, seconds, 4000) for seconds in (0.3, 0.05)] == FITTING

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from jettison.cost.model import (
     COEFFICIENTS,
+    GRAPH_ROWS,
     CostModel,
     NoPrefixModel,
     StepPredictor,
@@ -151,6 +152,12 @@ class _Steps:
             for column in zip(*((s.num_layers, s.num_tokens, s.num_samples) for s in shapes), strict=True)
         )
         self.has_chunks = np.array([any(chunk.num_tokens > 1 for chunk in shape.chunks) for shape in shapes])
+        self.has_many_rows = np.array([len(shape.chunks) > GRAPH_ROWS for shape in shapes])
+
+    def launched(self, graph_tokens: int) -> npt.NDArray[np.bool_]:
+        """``CostModel.is_launched`` of each."""
+        launched: npt.NDArray[np.bool_] = self.has_many_rows | (self.has_chunks & (self.num_tokens > graph_tokens))
+        return launched
 
     def matrix(self, knees: Knees) -> Floats:
         """The factor of each coefficient in each step, before launches."""
@@ -196,7 +203,7 @@ class _Found(NamedTuple):
     def settled(self, steps: _Steps) -> _Found:
         """With those steps waiting that these coefficients say, again and again; the error is the model's own."""
         found, matrix = self, steps.matrix(self.knees)
-        may_wait = steps.has_chunks & (steps.num_tokens > self.waiting.graph_tokens)
+        may_wait = steps.launched(self.waiting.graph_tokens)
         for _ in range(MOST_TURNS):
             work_s = matrix[:, :_NUM_LAYER_TERMS] @ found.solution[:_NUM_LAYER_TERMS]
             is_bound = may_wait & (steps.layers * found.solution[-1] > work_s)
@@ -228,7 +235,7 @@ def _with_launches(steps: _Steps, plain: _Found) -> _Found:
     and settled; for the best few, knees are looked for again among the steps that do not wait."""
     tried = []
     for graph_tokens in GRAPHS:
-        may_wait = steps.has_chunks & (steps.num_tokens > graph_tokens)
+        may_wait = steps.launched(graph_tokens)
         for most_tokens in WAITING:
             waiting = _Waiting(graph_tokens, may_wait & (steps.num_tokens <= most_tokens))
             if waiting.is_bound.any():

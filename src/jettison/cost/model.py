@@ -71,6 +71,10 @@ class StepPredictor(Protocol):
         ...
 
 
+GRAPH_ROWS = 256
+"""Rows of the largest step of which graphs are captured: ``device.cuda.rows.MOST_ROWS``."""
+
+
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """Fitted coefficients, all >= 0; seconds, and per layer where the name says so.
@@ -104,10 +108,11 @@ class CostModel:
     row_tile: int = 1
     """Rows that a matrix product takes at a time."""
     launch_layer_s: float = 0.0
-    """The host's time to launch one layer's kernels, which the layer takes at least where it is launched so: in steps
-    with a chunk of two tokens or more, and more than ``graph_tokens`` in all. 0 where the host itself computes."""
+    """The host's time to launch one layer's kernels, which the layer takes at least where it is launched so
+    (``is_launched``). 0 where the host itself computes."""
     graph_tokens: int = 0
-    """Steps of at most so many tokens are captured, and decodes are anyhow: then no layer waits for launches."""
+    """Steps of at most so many tokens are captured, and decodes are anyhow, of at most ``GRAPH_ROWS`` rows: then no
+    layer waits for launches."""
 
     def __post_init__(self) -> None:
         names = (*COEFFICIENTS, "launch_layer_s")
@@ -176,12 +181,12 @@ class CostModel:
 
     def totals_cost_s(
         self, num_tokens: int, num_pairs: float, num_kv_tokens: int, num_layers: int | None = None, *,
-        is_first: bool = True, num_samples: int = 0, has_chunks: bool | None = None,
+        is_first: bool = True, num_samples: int = 0, has_chunks: bool | None = None, num_rows: int | None = None,
     ) -> float:
         """``batch_cost_s`` of a microbatch given by its totals.
 
-        ``num_pairs``: query-key pairs of all chunks; ``num_kv_tokens``: their contexts and own tokens. ``has_chunks``:
-        see ``launch_excess_s``.
+        ``num_pairs``: query-key pairs of all chunks; ``num_kv_tokens``: their contexts and own tokens. ``has_chunks``,
+        ``num_rows``: see ``launch_excess_s``.
         """
         layers = self.num_layers if num_layers is None else num_layers
         if num_tokens == 0:
@@ -192,24 +197,38 @@ class CostModel:
         if num_samples:
             seconds += self.head_s + self.sample_s * self._head_rows(num_samples)
         if self.launch_layer_s:
-            seconds += self.launch_excess_s(num_tokens, num_pairs, num_kv_tokens, layers, has_chunks=has_chunks)
+            seconds += self.launch_excess_s(
+                num_tokens, num_pairs, num_kv_tokens, layers, has_chunks=has_chunks, num_rows=num_rows
+            )
         return seconds
 
     def launch_excess_s(
         self, num_tokens: int, num_pairs: float, num_kv_tokens: int, num_layers: int | None = None, *,
-        has_chunks: bool | None = None,
+        has_chunks: bool | None = None, num_rows: int | None = None,
     ) -> float:
         """Seconds by which launching the layers takes longer than their work; the totals are those of
         ``totals_cost_s``. ``has_chunks``: whether a row has two tokens or more (None: as it has, its pairs are more
-        than its KV)."""
+        than its KV). ``num_rows``: chunks (None: of decodes as many as tokens, else few)."""
         layers = self.num_layers if num_layers is None else num_layers
-        if not self.launch_layer_s or num_tokens <= self.graph_tokens:
+        if not self.launch_layer_s:
             return 0.0
-        if not (num_pairs > num_kv_tokens if has_chunks is None else has_chunks):
+        if has_chunks is None:
+            has_chunks = num_pairs > num_kv_tokens
+        if num_rows is None:
+            num_rows = 1 if has_chunks else num_tokens
+        if not self.is_launched(num_tokens, num_rows, has_chunks=has_chunks):
             return 0.0
         work_s = self._work_s(num_tokens, num_pairs, num_kv_tokens, 1, False) + self.layer_s
         work_s += self.token_layer_s * (self._layer_rows(num_tokens) - num_tokens)
         return layers * max(0.0, self.launch_layer_s - work_s)
+
+    def is_launched(self, num_tokens: int, num_rows: int, *, has_chunks: bool) -> bool:
+        """Whether such a step's layers are launched kernel by kernel: no graph is captured of it."""
+        return num_rows > GRAPH_ROWS or (has_chunks and num_tokens > self.graph_tokens)
+
+    def layer_parts_s(self, num_tokens: int, num_layers: int) -> tuple[float, float]:
+        """The layers' parts of the first two of ``terms_s``."""
+        return num_layers * self.layer_s, num_layers * self.token_layer_s * self._layer_rows(num_tokens)
 
     def terms_s(
         self, num_tokens: int, num_pairs: float, num_kv_tokens: int, num_layers: int | None = None, *,
@@ -241,13 +260,14 @@ class CostModel:
         return _rows(num_samples, self.row_tile, self.head_tokens)
 
     def _batch_s(self, chunks: Iterable[ChunkShape], layers: int, is_first: bool, samples: int) -> float:
-        num_tokens, num_pairs, num_kv_tokens = 0, 0.0, 0
+        num_rows, num_tokens, num_pairs, num_kv_tokens = 0, 0, 0.0, 0
         for chunk in chunks:
+            num_rows += 1
             num_tokens += chunk.num_tokens
             num_pairs += chunk.num_pairs
             num_kv_tokens += chunk.num_context + chunk.num_tokens
         return self.totals_cost_s(
-            num_tokens, num_pairs, num_kv_tokens, layers, is_first=is_first, num_samples=samples
+            num_tokens, num_pairs, num_kv_tokens, layers, is_first=is_first, num_samples=samples, num_rows=num_rows
         )
 
 

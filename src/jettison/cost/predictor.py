@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from jettison.cost.hardware import USUAL_BESIDE
 from jettison.cost.model import CostModel
-from jettison.cost.stepfit import StepFit, Terms
+from jettison.cost.stepfit import Launches, StepFit, Terms, product
 from jettison.cost.stepnotes import StepNotes, Totals
 from jettison.cost.stepwork import LONE_STEP, NOTHING, Measure, Part, StepWork, last_stage_of, period_of, step_of
 from jettison.types import NANOSECONDS, GroupId
@@ -147,32 +147,35 @@ class StepTimePredictor:
 
     def _fold(self, notes: StepNotes, fit: StepFit) -> None:
         for part, work, took_ns in notes.take():
-            fit.observe(part[:2], self._terms(work, part), took_ns / NANOSECONDS)
+            fit.observe(part[:2], self._terms(work, part), took_ns / NANOSECONDS, self._launches(work, part))
+
+    def _fit_of(self, part: Part) -> StepFit:
+        return self._stages() if part.measure is Measure.STAGE else self._steps()
 
     def _coefficients(self, part: Part) -> Terms | None:
-        fit = self._stages() if part.measure is Measure.STAGE else self._steps()
-        return fit.coefficients(part[:2])
+        return self._fit_of(part).coefficients(part[:2])
 
     def _terms(self, work: Totals, part: Part) -> Terms:
         """The seconds of each term by the cost model."""
         num_rows, num_tokens, num_pairs, num_kv_tokens, num_copied_bytes, num_beside_bytes = work
         fixed, tokens, pair_s, kv_token_s, rows = self._model_terms(num_rows, num_tokens, part)
-        if self._cost.launch_layer_s and num_tokens > num_rows:
-            fixed += self._launch_excess_s(num_tokens, num_pairs, num_kv_tokens + num_tokens, part)
         return (
             fixed, tokens, pair_s * num_pairs, kv_token_s * (num_kv_tokens + num_tokens), rows,
             self._copied_s(num_copied_bytes, part) if num_copied_bytes else 0.0,
             self._beside_s(num_beside_bytes, part) if num_beside_bytes else 0.0,
         )
 
-    def _launch_excess_s(self, num_tokens: int, num_pairs: int, num_kv_tokens: int, part: Part) -> float:
-        """Seconds by which launches take longer than a chunk's layers; a fixed cost, as no token adds to it."""
-        seconds = self._cost.launch_excess_s(
-            num_tokens, num_pairs, num_kv_tokens, self._layers(part), has_chunks=True
-        )
+    def _launches(self, work: Totals, part: Part) -> Launches | None:
+        """None: a graph runs the layers, or the host computes them."""
+        cost, (num_rows, num_tokens, *_) = self._cost, work
+        if not cost.launch_layer_s or not cost.is_launched(num_tokens, num_rows, has_chunks=num_tokens > num_rows):
+            return None
+        layers = self._layers(part)
+        launch_s, (fixed_s, tokens_s) = layers * cost.launch_layer_s, cost.layer_parts_s(num_tokens, layers)
         if part.measure is Measure.PERIOD:
-            return seconds / (part.num_stages * self._efficiency(part.num_stages))
-        return seconds
+            share = 1.0 / (part.num_stages * self._efficiency(part.num_stages))
+            return Launches(launch_s * share, fixed_s * share, tokens_s * share)
+        return Launches(launch_s, fixed_s, tokens_s)
 
     def _layers(self, part: Part) -> int:
         """Layers in a part."""
@@ -222,24 +225,38 @@ class StepTimePredictor:
     def predict_s(self, work: StepWork, part: Part = LONE_STEP) -> float | None:
         """Seconds of such a step, or of a part of it; an empty microbatch takes none. None while too little is known.
 
-        Monotonic: never less for more rows, tokens, pairs, KV tokens or bytes.
+        Monotonic: never less for more tokens, pairs, KV tokens or bytes, nor for more rows with their tokens.
         """
-        coefficients = self._coefficients(part)
-        if coefficients is None:
-            return None
-        return _product(coefficients, self._terms(work, part))
+        taking = self.taking(part)
+        return None if taking is None else taking(work)
 
     def taking(self, part: Part = LONE_STEP) -> Callable[[StepWork], float] | None:
         """``predict_s`` for many works with the present coefficients; callers must not keep it. None while too little
         is known."""
-        coefficients = self._coefficients(part)
-        return None if coefficients is None else lambda work: _product(coefficients, self._terms(work, part))
+        fit = self._fit_of(part)
+        coefficients = fit.coefficients(part[:2])
+        if coefficients is None:
+            return None
+        if not self._cost.launch_layer_s:
+            return lambda work: product(coefficients, self._terms(work, part))
+        factor = fit.launches_factor(part[:2])
+
+        def seconds(work: StepWork) -> float:
+            terms, launches = self._terms(work, part), self._launches(work, part)
+            excess_s = 0.0 if launches is None else launches.excess_s(factor, coefficients, terms)
+            return product(coefficients, terms) + excess_s
+
+        return seconds
 
     def decoding(self, part: Part = LONE_STEP) -> Callable[[int, int], float] | None:
         """The same for ``StepWork.decodes``, as a function of (rows, KV tokens)."""
         coefficients = self._coefficients(part)
         if coefficients is None:
             return None
+        if self._cost.launch_layer_s:
+            taking = self.taking(part)
+            assert taking is not None, "the coefficients are known"
+            return lambda num_rows, num_kv_tokens: taking(StepWork.decodes(num_rows, num_kv_tokens))
         fixed, token, pair, kv, row, *_ = coefficients
         terms_of: dict[int, tuple[float, float, float, float]] = {}
         """By rows: the seconds that do not depend on KV, of one pair, of one token of KV, and of the rows."""
@@ -267,19 +284,22 @@ class StepTimePredictor:
         too little is known.
 
         ``work_of``: the work of a batch of a given size, in any unit of size; its totals must not shrink as the size
-        grows.
+        grows. Where a host launches layers, the first token of a chunk runs as a decode does and the second one brings
+        all launches: where only the first fits, nothing does, as a token a step is no way to read a prompt.
         """
-        coefficients = self._coefficients(part)
-        if coefficients is None:
+        taking = self.taking(part)
+        if taking is None:
             return None
         low, high = 0, most + 1  # low fits, high does not
         middle = most  # often all of it fits
         while high - low > 1:
-            if _product(coefficients, self._terms(work_of(middle), part)) <= seconds:
+            if taking(work_of(middle)) <= seconds:
                 low = middle
             else:
                 high = middle
             middle = (low + high) // 2
+        if low == 1 < most and self._launches(work_of(1), part) is None and self._launches(work_of(2), part):
+            return 0
         return low
 
     def prefill_tokens_beside(
@@ -339,9 +359,3 @@ class StepTimePredictor:
             fixed * fixed_s, max(token * (tokens_s / LONG_CHUNK) + kv_s, LEAST_TOKEN_S), pair * pair_s, kv_s,
             row * (rows_s / LONG_CHUNK),
         )
-
-
-def _product(coefficients: Terms, terms: Terms) -> float:
-    fixed, token, pair, kv, row, copied, beside = coefficients
-    x0, x1, x2, x3, x4, x5, x6 = terms
-    return fixed * x0 + token * x1 + pair * x2 + kv * x3 + row * x4 + copied * x5 + beside * x6

@@ -14,6 +14,10 @@ Copies have two coefficients of their own, one for copies that a step waits for 
 with such copies teach them: these steps are few and copies are a small part of them, so that deviations would give
 copies hardly any of the error.
 
+Where a host launches the layers' kernels, a step's layers take at least as long as that (``Launches``). That bound is
+outside of the sum, with a factor of its own, so that more work never makes a step shorter: a step that waits for
+launches by the present coefficients teaches that factor alone, and no other step does.
+
 Shared coefficients learn the cost of a token for this model on this machine, from every group. Deviations learn how the
 present minute and a number of stages change it. Shared coefficients learn from times with the deviations subtracted.
 """
@@ -21,6 +25,7 @@ present minute and a number of stages change it. Shared coefficients learn from 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 FORGETTING = 0.995
 """Share of the shared sums kept at each step: they remember about 200 steps."""
@@ -61,6 +66,31 @@ Terms = tuple[float, float, float, float, float, float, float]
 """Seconds by a cost model: fixed, tokens, pairs, KV, rows, bytes copied before the step, and beside it."""
 
 
+class Launches(NamedTuple):
+    """Of a step whose layers take at least the time of their launches, by a cost model: in seconds."""
+
+    launch_s: float
+    """The launches of its layers."""
+    fixed_s: float
+    """Of the step's fixed term, the layers' part."""
+    tokens_s: float
+    """Of its term of tokens."""
+
+    def excess_s(self, factor: float, coefficients: Terms, terms: Terms) -> float:
+        """By how much launches, ``factor`` times as long, take longer than the layers' work; pairs and KV are the
+        layers' altogether."""
+        fixed, token, pair, kv, *_ = coefficients
+        work_s = fixed * self.fixed_s + token * self.tokens_s + pair * terms[2] + kv * terms[3]
+        return max(0.0, factor * self.launch_s - work_s)
+
+
+def product(coefficients: Terms, terms: Terms) -> float:
+    """Seconds of a step that waits for no launches."""
+    fixed, token, pair, kv, row, copied, beside = coefficients
+    x0, x1, x2, x3, x4, x5, x6 = terms
+    return fixed * x0 + token * x1 + pair * x2 + kv * x3 + row * x4 + copied * x5 + beside * x6
+
+
 class CopiesFactor:
     """The factor of one kind of copies: seconds that they add to steps, over the cost model's seconds for them."""
 
@@ -98,6 +128,9 @@ class StepFit:
         """Steps that the sums remember."""
         self._num_observations = 0
         self._deviations: dict[Kind, list[float]] = {}
+        self._launches: dict[Kind, float] = {}
+        self._newest_launches = 1.0
+        """The factor that was learned last: the same host launches the layers of all kinds."""
         self._copies, self._beside = CopiesFactor(COPIES), CopiesFactor(BESIDE)
         self._off_s = self._predicted_s = 0.0
 
@@ -132,9 +165,14 @@ class StepFit:
             beside,
         )
 
-    def observe(self, kind: Kind, terms: Terms, seconds: float) -> None:
-        """Learn from one time of a kind. Times that are not above 0 are ignored."""
-        if seconds <= 0.0:
+    def launches_factor(self, kind: Kind) -> float:
+        """The factor of the time of launches; above 0."""
+        return self._launches.get(kind, self._newest_launches)
+
+    def observe(self, kind: Kind, terms: Terms, seconds: float, launches: Launches | None = None) -> None:
+        """Learn from one time of a kind. Times that are not above 0 are ignored. ``launches``: of a step whose layers
+        are launched kernel by kernel."""
+        if seconds <= 0.0 or (launches is not None and self._waited(kind, terms, seconds, launches)):
             return
         x0, x1, x2, x3, x4, x5, x6 = terms
         dev = self._deviations.get(kind)
@@ -173,6 +211,31 @@ class StepFit:
                 self._predicted_s = REMEMBERED * self._predicted_s + predicted_s
                 weight = (1.0 if off_s <= most_s else most_s / off_s) / predicted_s
         self._add(x0, x1, x2, x3, x4, weight, told_s)
+
+    def _waited(self, kind: Kind, terms: Terms, seconds: float, launches: Launches) -> bool:
+        """Whether the step waited for launches, by the present coefficients: then they are what it teaches."""
+        coefficients = self.coefficients(kind)
+        if coefficients is None:
+            return False
+        factor = self.launches_factor(kind)
+        excess_s = launches.excess_s(factor, coefficients, terms)
+        if excess_s <= 0.0:
+            return False
+        self._deviations.setdefault(kind, [0.0] * NUM_FITTED)
+        predicted_s = product(coefficients, terms) + excess_s
+        most_s = CLIP * predicted_s
+        error_s = min(max(seconds - predicted_s, -most_s), most_s)
+        launch_s, copied, beside = factor * launches.launch_s, terms[5], terms[6]
+        gain = self._learning * error_s / (launch_s * launch_s + copied * copied + beside * beside)
+        low, high = DEVIATIONS
+        self._launches[kind] = self._newest_launches = min(max(factor * (1.0 + gain * launch_s), 1.0 + low), 1.0 + high)
+        if copied > 0.0:
+            self._copies.learn(copied / predicted_s, error_s / predicted_s)
+        if beside > 0.0:
+            self._beside.learn(beside / predicted_s, error_s / predicted_s)
+        self._off_s = REMEMBERED * self._off_s + min(abs(seconds - predicted_s), most_s)
+        self._predicted_s = REMEMBERED * self._predicted_s + predicted_s
+        return True
 
     def _add(self, x0: float, x1: float, x2: float, x3: float, x4: float, weight: float, seconds: float) -> None:
         n, keep = self._normal, FORGETTING

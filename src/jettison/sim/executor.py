@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from jettison.cost.model import CostModel
+from jettison.cost.model import GRAPH_ROWS, CostModel
 from jettison.cost.stepwork import StepWork
 from jettison.types import NANOSECONDS, LayerRange, WorkerId
 
@@ -29,11 +29,14 @@ class StepLoad(NamedTuple):
     num_samples: int
     hides_host: bool = False
     """It was ready when the step before it ended, so the host's work for both was done beside them."""
+    num_rows: int | None = None
+    """None: see ``CostModel.launch_excess_s``."""
 
     @classmethod
     def of(cls, work: StepWork, num_samples: int) -> StepLoad:
         """Of a step whose rows add up to so much, so many of which draw a token."""
-        return cls(work.num_tokens, work.num_pairs, work.num_kv_tokens + work.num_tokens, num_samples)
+        num_kv_tokens = work.num_kv_tokens + work.num_tokens
+        return cls(work.num_tokens, work.num_pairs, num_kv_tokens, num_samples, num_rows=work.num_rows)
 
     def after(self, num_steps: int) -> StepLoad:
         """The same rows, one token each, ``num_steps`` steps later."""
@@ -93,7 +96,7 @@ class ModelledExecutor:
         samples = load.num_samples if stage.is_last else 0
         seconds = self.cost.totals_cost_s(
             load.num_tokens, load.num_pairs, load.num_kv_tokens, stage.num_layers,
-            is_first=stage.is_first, num_samples=samples,
+            is_first=stage.is_first, num_samples=samples, num_rows=load.num_rows,
         )
         if self.noise:
             seconds *= random.Random(f"{self.seed}/{worker_id}/{number}").lognormvariate(0.0, self.noise)
@@ -103,7 +106,7 @@ class ModelledExecutor:
         self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape, count: int
     ) -> npt.NDArray[np.int64]:
         """See ``Executor``. The same arithmetic for all steps at once, so the same nanoseconds."""
-        if self.noise:
+        if self.noise or (self.cost.launch_layer_s and load.num_tokens > GRAPH_ROWS):
             singly = [self.stage_ns(worker_id, number + i, load.after(i), stage) for i in range(count)]
             return np.array(singly, dtype=np.int64)
         grown = np.arange(count, dtype=np.int64) * load.num_tokens
