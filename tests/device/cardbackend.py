@@ -52,7 +52,7 @@ class RowKernels:
 
     own_products = ()
 
-    def warming(self):
+    def warming(self, batches):
         return nullcontext()
 
     def work_shape(self, heads, arena, most_tokens):

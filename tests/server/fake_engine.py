@@ -66,6 +66,7 @@ class FakeEngine:
         self.dead_workers: set[int] = set()
         self.sleep = ["awake", "awake"]
         self.num_unplaced = 0
+        self.own_products: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self.troubles: tuple[str, ...] = ()
         self.has_groups = True
         self.max_running: int | None = None
@@ -155,6 +156,7 @@ class FakeEngine:
         return EngineSnapshot(
             self.engine_state, 16, groups, workers, counters, num_unplaced=self.num_unplaced, troubles=self.troubles,
             checkpoint_lag_blocks=6, slo=self.slo, gauges=self.gauges,
+            own_products=self.own_products[0], products_of_some=self.own_products[1],
         )
 
     def _end(self, request_id: RequestId, reason: FinishReason) -> None:

@@ -52,6 +52,15 @@ async def test_health_tells_what_it_is_given(serve):
     }
 
 
+async def test_health_tells_which_products_workers_compute_themselves(app_client, app_engine):
+    health = (await app_client.get("/health")).json()
+    assert not {"own_products", "own_products_of_some"} & health.keys()
+    app_engine.own_products = (("1024 x 1024 in bfloat16", "64 x 8 in float32"), ("64 x 8 in float32",))
+    health = (await app_client.get("/health")).json()
+    assert health["own_products"] == ["1024 x 1024 in bfloat16", "64 x 8 in float32"]
+    assert health["own_products_of_some"] == ["64 x 8 in float32"]
+
+
 async def test_health_with_workers_that_are_down(app_client, app_engine):
     app_engine.dead_workers = {1}
     answer = await app_client.get("/health")

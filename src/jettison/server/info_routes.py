@@ -71,6 +71,8 @@ class InfoRoutes:
             document["cards"] = [asdict(use) for use in card_uses()]
         if snapshot.own_products:
             document["own_products"] = list(snapshot.own_products)
+        if snapshot.products_of_some:
+            document["own_products_of_some"] = list(snapshot.products_of_some)
         if snapshot.weights is not None:
             document["weights"] = snapshot.weights
         if workers := snapshot.workers:

@@ -10,9 +10,13 @@ import torch
 from cardbackend import PretendedBackEnd
 from pretendedcard import PretendedCard
 
+from jettison.config.devices import CONTEXT_BYTES
 from jettison.device.backend_host import HostBackEnd
-from jettison.device.cuda.graphs import GraphKey, LayerGraphs
+from jettison.device.cuda.graphs import GRAPH_BYTES, MOST_A_LAYER, GraphKey, LayerGraphs, most_graphs
+from jettison.device.cuda.rows import lay_out, most_staged_bytes
 from jettison.device.cuda.staging import Results, Staging
+from jettison.device.cuda.tiles import ONE_SIZE, tiles_for
+from jettison.device.cuda.worklist import WorkShape
 from jettison.device.spec import DeviceSpec
 from jettison.device.worker import DeviceWorker
 from jettison.memory.layout import LayoutSpec
@@ -47,6 +51,47 @@ def test_graphs_are_bounded_and_what_has_none_is_launched(card) -> None:
     assert log == [1, 2, 4, 4, 1, 2] and len(graphs) == 2 and card.num_replays == 2
 
 
+def test_a_graph_that_is_unused_for_long_gives_way(card) -> None:
+    """Decodes that come after other sizes get their graph; what runs stays, and no graph goes under way."""
+    graphs, log = LayerGraphs(card, 4), []
+
+    def run(*sizes: int) -> None:
+        for size in sizes:
+            graphs.run(GraphKey(0, True, size, 64), 1, lambda size=size: log.append(size))
+
+    run(10, 11, 12, 13)
+    run(*[1, 10] * 3)
+    assert 1 not in {key.bucket for key in graphs._graphs}, "the others may come again soon"
+    waits = len(card.waits)
+    run(1, 1, 10)
+    assert [key.bucket for key in graphs._graphs] == [12, 13, 1, 10] and len(card.waits) == waits + 1
+    before = card.num_replays
+    run(1, 10, 1)
+    assert card.num_replays - before == 3 and len(log) == 4 + 6 + 3 + 3, "each layer ran once a step"
+    run(*range(20, 30), *[1] * 9, 2, 2)
+    assert 2 in {key.bucket for key in graphs._graphs} and len(graphs) == 4
+
+
+def test_sizes_that_go_round_keep_what_they_have(card) -> None:
+    graphs = LayerGraphs(card, 4)
+    for size in [*range(6)] * 9:
+        graphs.run(GraphKey(0, True, size, 64), 1, lambda: None)
+    assert card.num_graphs == 4 and card.num_replays == 4 * 8, "no capture in place of a launch"
+
+
+def test_the_only_graph_gives_way_with_the_memory_that_graphs_share(card) -> None:
+    graphs = LayerGraphs(card, 1)
+    for size in (1, 2, 2, 2, 2, 1):
+        graphs.run(GraphKey(0, True, size, 64), 1, lambda: None)
+    assert card.num_graphs == 2 and len(graphs) == 1
+
+
+def test_graphs_have_room_in_what_a_process_has_beside_its_budget() -> None:
+    assert most_graphs(28) == 28 * MOST_A_LAYER, "of 7B"
+    for num_layers in (1, 48, 80, 126):
+        assert most_graphs(num_layers) * GRAPH_BYTES <= CONTEXT_BYTES // 2 < most_graphs(1000) * GRAPH_BYTES * 1.1
+
+
 def test_what_cannot_be_captured_runs_without_graphs(caplog) -> None:
     class Refuses(PretendedCard):
         def capture(self, launches):
@@ -76,6 +121,23 @@ def test_staged_arrays_keep_their_places_until_the_buffer_grows(card) -> None:
     assert staging.generation == 1 and again["a"].tolist() == [1] * 5 and again["c"].shape == (0,)
     assert staging.put({"a": np.arange(100, dtype=np.int64)})["a"].tolist() == list(range(100))
     assert staging.generation == 2
+
+
+def test_no_step_of_a_served_model_moves_what_graphs_read(card) -> None:
+    """Of 256 rows with 128Ki tokens of context, or as many tokens as may be; else all graphs go."""
+    most_tokens, most_rows, blocks = 2048, 256, 8192
+    staging = Staging(card, 4 << 20)
+    staging.reserve(most_staged_bytes(most_tokens, most_rows, blocks))
+    shape = WorkShape(tiles_for(16, 4)[ONE_SIZE], 2, 2, 8)
+    for queries in ([1] * most_rows, [most_tokens], [8] * most_rows):
+        contexts = np.full(len(queries), 100, dtype=np.int32)
+        tables = np.zeros((len(queries), blocks), dtype=np.int32)
+        rows = lay_out(lambda _: shape, torch.zeros(1, 2, 2, 16, 16), tables, np.array(queries, dtype=np.int32),
+                       contexts, sum(queries)).padded(most_tokens)  # fmt: skip
+        ids = np.zeros(most_tokens, dtype=np.int64)
+        staging.put(rows.arrays() | {"token_ids": ids, "unknown": ids[: len(queries)], "of_slot": ids[: len(queries)],
+                                     "sampled": ids[: len(queries)]})  # fmt: skip
+        assert staging.generation == 1
 
 
 def test_a_copy_under_way_is_not_written_over(card) -> None:

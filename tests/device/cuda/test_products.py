@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from jettison.device.cuda.products import BATCHES, ExaminedProducts, Product, columns_of, multiply_in_order
-from jettison.device.cuda.rows import BUCKETS
+from jettison.device.cuda.products import ExaminedProducts, Product, columns_of, multiply_in_order
+from jettison.device.cuda.rows import BATCHES, BUCKETS, batches_for, buckets_for
 
 SHAPES = [(1, 96, 40), (5, 300, 64), (64, 33, 130), (70, 4100, 20)]
 
@@ -96,14 +96,64 @@ def test_weights_that_are_not_read_yet_are_filled_where_that_is_said(few_bytes) 
     x, weight = torch.randn(2, 24), torch.zeros(10, 24)
     assert (multiplied(products, x, weight) == 7.0).all(), "of zeros all sums are equal, so nothing is known"
     assert not products.own and not weight.any()
+    drawn = torch.get_rng_state()
     with products.filling():
         multiplied(products, x, weight)
+    assert torch.equal(torch.get_rng_state(), drawn), "from a seed of its own"
     assert products.own == [str(Product(10, 24, torch.float32, torch.float32))] and weight.any()
+    first = weight.clone()
     weight.zero_()
     multiplied(products, x, weight)
     assert not weight.any(), "what is known is not looked at again"
+    other = ExaminedProducts(Library({48}), by_hand)
+    with other.filling():
+        multiplied(other, x, weight)
+    assert torch.equal(weight, first), "every process looks at the same"
 
 
 def test_sizes_of_graphs_are_looked_at() -> None:
-    most = 1024
-    assert {size for size in BUCKETS if size <= most} <= set(BATCHES) and sorted(set(BATCHES)) == [*BATCHES]
+    assert set(BUCKETS) <= set(BATCHES) and sorted(set(BATCHES)) == [*BATCHES]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "max_num_tokens", "max_num_seqs"), [(2e8, 2000, 300), (1e7, 5000, 256), (1, 7, 9)]
+)
+def test_all_sizes_that_are_served_are_looked_at(parameters, max_num_tokens, max_num_seqs) -> None:
+    buckets = buckets_for(parameters, max_num_tokens)
+    sizes = batches_for(buckets, max_num_tokens, max_num_seqs)
+    assert {*buckets, *range(1, max_num_seqs + 1), max_num_tokens} <= set(sizes) and sizes == sorted(set(sizes))
+    assert max(sizes) == max(max_num_tokens, max_num_seqs)
+
+
+def test_told_sizes_are_looked_at(few_bytes) -> None:
+    library = Library({6})
+    products = ExaminedProducts(library, by_hand)
+    with products.filling([1, 6, 11]):
+        multiplied(products, torch.randn(2, 24), torch.randn(10, 24))
+    assert set(library.batches) == {1, 6, 11} and products.own == ["10 x 24 in float32"]
+
+
+def test_more_rows_than_were_looked_at_are_multiplied_in_pieces(few_bytes) -> None:
+    """With the bits of the library, which has another order of sums for so many rows at a time."""
+    library = Library(set(range(301, 1000)))
+    products = ExaminedProducts(library, by_hand)
+    x, weight = torch.randn(750, 24), torch.randn(10, 24)
+    out = multiplied(products, x, weight)
+    assert library.batches[-3:] == [300, 300, 150] and not products.own
+    alone = torch.cat([multiplied(products, x[i : i + 1], weight) for i in range(0, 750, 50)])
+    assert torch.equal(out[::50], alone)
+
+
+def test_nothing_is_looked_at_while_launches_are_captured(few_bytes) -> None:
+    """A weight of zeros comes unknown into its capture: what the graph has is what all later launches have."""
+    is_capturing = False
+    library = Library(set())
+    products = ExaminedProducts(library, by_hand, lambda: is_capturing)
+    x, weight = torch.randn(2, 24), torch.zeros(10, 24)
+    multiplied(products, x, weight)
+    is_capturing = True
+    assert (multiplied(products, x, weight) == 7.0).all() and not library.batches
+    is_capturing = False
+    weight.normal_()
+    assert (multiplied(products, x, weight) == 7.0).all() and not library.batches
+    assert products.own == ["10 x 24 in float32"]

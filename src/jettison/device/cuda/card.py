@@ -333,5 +333,10 @@ def _sleep_exactly() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
 
 
+def is_capturing() -> bool:
+    """Whether launches of the calling thread go into a graph."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def _not_pinned(num_bytes: int, why: str) -> MappingError:
     return MappingError(f"{num_bytes} bytes of host memory cannot be pinned: {why}")

@@ -3,7 +3,7 @@
 Addresses never change, so a graph holds through drops and restores: a layer that is not resident is not run. Its memory
 is the card's own, outside of the page pool. A graph reads a step's rows where ``staging`` puts them, so all graphs go
 when the staging moves. All of them run on one stream, one after the other, as they share cuBLAS's workspace. Their
-number is bounded; what has none is launched.
+number is bounded: one that was not used for long gives way, and what has none meanwhile is launched.
 
 Not here: which steps may be run so (``rows.bucket_of``).
 """
@@ -22,6 +22,17 @@ MOST_A_LAYER = 64
 """Graphs, of any layer. ``rows.BUCKETS`` are fewer: a size has a second graph where its stage begins at another layer
 after a drop and, with kernels that choose tiles by the longest chunk, for each tile."""
 
+GRAPH_BYTES = 160 << 10
+"""Of a card, that a graph takes at most (``test_runner.py`` weighs it)."""
+
+MOST_BYTES = 480 << 20
+"""Of all graphs of a process: less than half of the GiB that it has beside its budget (``config.devices``), as its
+context takes about the other half."""
+
+UNUSED_TURNS = 2
+"""A graph gives way once as many others as there may be, so many times over, have run since. At once it must not: steps
+that go round a few more sizes than there is room for would capture all the time."""
+
 
 class GraphKey(NamedTuple):
     """What makes one graph differ from another."""
@@ -35,6 +46,11 @@ class GraphKey(NamedTuple):
     """Of attention's tile."""
 
 
+def most_graphs(num_layers: int) -> int:
+    """At a time, of a runner of a model with so many layers."""
+    return min(MOST_A_LAYER * num_layers, MOST_BYTES // GRAPH_BYTES)
+
+
 class LayerGraphs:
     """The graphs of one runner."""
 
@@ -43,6 +59,10 @@ class LayerGraphs:
         self._card = card
         self._most = most
         self._graphs: dict[GraphKey, Graph] = {}
+        """The one that was used last is last."""
+        self._used: dict[GraphKey, int] = {}
+        """The run in which each was used last."""
+        self._num_runs = 0
         self._generation = 0
         self._can_capture = True
 
@@ -56,15 +76,33 @@ class LayerGraphs:
             if self._graphs:
                 self._card.synchronize()  # a replay may be under way
                 self._graphs.clear()
+                self._used.clear()
                 self._card.forget_graphs()
             self._generation = generation
-        graph = self._graphs.get(key)
+        self._num_runs += 1
+        graph = self._graphs.pop(key, None)
         if graph is not None:
+            self._graphs[key] = graph
+            self._used[key] = self._num_runs
             graph.replay()
-        elif self._can_capture and len(self._graphs) < self._most:
+        elif self._can_capture and self._has_room():
             self._run_and_capture(key, launch)
         else:
             launch()
+
+    def _has_room(self) -> bool:
+        """Whether there may be one more, for which the one that is longest unused is given up if it is that for
+        long."""
+        if len(self._graphs) < self._most:
+            return True
+        oldest = next(iter(self._graphs), None)
+        if oldest is None or self._num_runs - self._used[oldest] <= UNUSED_TURNS * self._most:
+            return False
+        self._card.synchronize()  # its last replay may be under way
+        del self._graphs[oldest], self._used[oldest]
+        if not self._graphs:
+            self._card.forget_graphs()
+        return True
 
     def _run_and_capture(self, key: GraphKey, launch: Callable[[], None]) -> None:
         """Launch for this step, and capture for the next ones: a failure of the second is no failure of the step."""
@@ -77,6 +115,7 @@ class LayerGraphs:
 
         try:
             self._graphs[key] = self._card.capture(counted)
+            self._used[key] = self._num_runs
         except RuntimeError as error:
             if not num_launched:
                 raise

@@ -124,9 +124,10 @@ class CudaKernels:
         them: known from the first use of each shape."""
         return [] if self._products is None else self._products.own
 
-    def warming(self) -> AbstractContextManager[None]:
-        """Inside, weights are not read yet, and may be filled with anything."""
-        return nullcontext() if self._products is None else self._products.filling()
+    def warming(self, batches: Sequence[int]) -> AbstractContextManager[None]:
+        """Inside, weights are not read yet, and may be filled with anything. ``batches``: ascending numbers of rows
+        that steps will have."""
+        return nullcontext() if self._products is None else self._products.filling(batches)
 
     # ------------------------------------------------------------------------------------------------- attention
 

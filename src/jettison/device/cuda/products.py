@@ -3,7 +3,8 @@
 With cublasLt, a workspace of 1 KiB and no split of k, cuBLAS keeps rows equal for the shapes of large models; for few
 outputs it may still choose another order of sums for another number of rows, and says so nowhere. So each shape of a
 model is looked at once on the card that is to compute it: rows alone beside the same rows in batches. Where one bit
-differs, the shape gets a kernel of one tile and one order of k, which is slower.
+differs, the shape gets a kernel of one tile and one order of k, which is slower. More rows than were looked at are
+multiplied in pieces: the other kernel's bits are not cuBLAS's.
 
 Not here: which products a model has (``kernels`` meets them), and the settings of cuBLAS.
 """
@@ -11,7 +12,7 @@ Not here: which products a model has (``kernels`` meets them), and the settings 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -21,16 +22,14 @@ import triton.language as tl
 from torch import Tensor
 
 from jettison.device.cuda.attention import early_launch
+from jettison.device.cuda.card import is_capturing
+from jettison.device.cuda.rows import BATCHES
 
 logger = logging.getLogger(__name__)
 
-BATCHES = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 80, 96, 100, 112, 128, 129, 144, 160,
-           176, 192, 193, 208, 224, 240, 256, 257, 288, 320, 352, 384, 416, 448, 480, 512, 576, 640, 704, 768, 832, 896,
-           960, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 8192)  # fmt: skip
-"""Rows of the products that are looked at: the sizes of graphs, and between them."""
-
-MOST_BYTES = 128 << 20
-"""Of the results of one look, so that it fits beside a card's other memory: 1,771 rows of 7B's widest product."""
+MOST_BYTES = 256 << 20
+"""Of the results of one look, so that it fits beside a card's other memory: 3,542 rows of 7B's widest product, and 441
+rows of its head, more than are sampled at once."""
 
 WATCHED = (0, 1, 6, 15, 31, 63, 100, 127, 255, 500, 1023)
 """Rows that are compared in each batch, beside its last one."""
@@ -107,26 +106,41 @@ class Product(NamedTuple):
         return f"{self.n} x {self.k} in {told}"
 
 
+class _Seen(NamedTuple):
+    """What a look has shown."""
+
+    is_equal: bool
+    """The library keeps rows equal."""
+    most: int
+    """Rows of the largest batch that was looked at."""
+
+
 class ExaminedProducts:
     """The products of one process. A shape is looked at when it first comes, which waits for the card; a capture is
-    preceded by a launch (``Card.capture``), so it finds each shape known."""
+    preceded by a launch (``Card.capture``), so it finds each shape known, but those of weights that were 0."""
 
-    def __init__(self, library: Multiply, own: Multiply) -> None:
-        """``library``: fast, and looked at. ``own``: keeps rows equal."""
+    def __init__(
+        self, library: Multiply, own: Multiply, is_capturing: Callable[[], bool] = is_capturing
+    ) -> None:
+        """``library``: fast, and looked at. ``own``: keeps rows equal. ``is_capturing``: whether launches go into a
+        graph, so that nothing can be looked at."""
         self._library = library
         self._own = own
-        self._is_equal: dict[Product, bool] = {}
+        self._is_capturing = is_capturing
+        self._seen: dict[Product, _Seen] = {}
         self._may_fill = False
+        self._batches: Sequence[int] = BATCHES
 
     @property
     def own(self) -> list[str]:
         """Shapes that the library does not keep equal, sorted."""
-        return sorted(str(product) for product, is_equal in self._is_equal.items() if not is_equal)
+        return sorted(str(product) for product, seen in self._seen.items() if not seen.is_equal)
 
     @contextmanager
-    def filling(self) -> Iterator[None]:
-        """Inside, weights are not read yet, and a look may fill them."""
-        self._may_fill = True
+    def filling(self, batches: Sequence[int] = BATCHES) -> Iterator[None]:
+        """Inside, weights are not read yet, and a look may fill them. ``batches``: ascending numbers of rows that will
+        be multiplied; looks from now on are at these."""
+        self._may_fill, self._batches = True, batches
         try:
             yield
         finally:
@@ -135,27 +149,35 @@ class ExaminedProducts:
     def multiply(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         """See ``Multiply``. Rows do not depend on each other."""
         product = Product(weight.shape[0], weight.shape[1], x.dtype, out.dtype)
-        is_equal = self._is_equal.get(product)
-        if is_equal is None:
-            is_equal = self._look(product, weight)
-        (self._library if is_equal else self._own)(x, weight, out)
+        seen = self._seen.get(product) or self._look(product, weight)
+        if not seen.is_equal:
+            self._own(x, weight, out)
+        elif x.shape[0] <= seen.most:
+            self._library(x, weight, out)
+        else:
+            for first in range(0, x.shape[0], seen.most):
+                self._library(x[first : first + seen.most], weight, out[first : first + seen.most])
 
-    def _look(self, product: Product, weight: Tensor) -> bool:
-        """Whether the library keeps rows equal. Noted, but for weights that show nothing as all of them are 0."""
+    def _look(self, product: Product, weight: Tensor) -> _Seen:
+        """Whether the library keeps rows equal. Noted, but for weights that show nothing as all of them are 0. What
+        cannot be looked at is taken not to, for good, as a graph keeps the kernel that it was captured with."""
+        if self._is_capturing():
+            logger.info("product %s was not looked at before its capture, so Triton multiplies", product)
+            seen = self._seen[product] = _Seen(False, 0)
+            return seen
         if self._may_fill:
-            weight.normal_(0.0, product.k**-0.5)
+            weight.normal_(0.0, product.k**-0.5, generator=torch.Generator(weight.device).manual_seed(0))
         elif not bool(weight.any()):
-            return False
-        is_equal = self._keeps_rows(product, weight)
-        self._is_equal[product] = is_equal
-        if not is_equal:
+            return _Seen(False, 0)
+        widest_bytes = max(product.n * product.out_dtype.itemsize, product.k * product.dtype.itemsize)
+        most = min(self._batches[-1], max(1, MOST_BYTES // widest_bytes))
+        seen = self._seen[product] = _Seen(self._keeps_rows(product, weight, most), most)
+        if not seen.is_equal:
             logger.info("product %s: cuBLAS's rows depend on their number, so Triton multiplies", product)
-        return is_equal
+        return seen
 
-    def _keeps_rows(self, product: Product, weight: Tensor) -> bool:
-        most = min(BATCHES[-1], max(1, MOST_BYTES // max(product.n * product.out_dtype.itemsize,
-                                                         product.k * product.dtype.itemsize)))  # fmt: skip
-        batches = [size for size in BATCHES if size < most] + [most]
+    def _keeps_rows(self, product: Product, weight: Tensor, most: int) -> bool:
+        batches = [size for size in self._batches if size < most] + [most]
         generator = torch.Generator(weight.device).manual_seed(1)
         x = torch.empty(most, product.k, dtype=product.dtype, device=weight.device)
         x.normal_(0.0, 1.0, generator=generator)
@@ -165,9 +187,9 @@ class ExaminedProducts:
         for place, row in enumerate(watched):
             self._library(x[row : row + 1], weight, alone[place : place + 1])
         differs = torch.zeros((), dtype=torch.bool, device=weight.device)
+        there = torch.tensor(watched, device=weight.device)
         for size in batches:
             self._library(x[:size], weight, out[:size])
-            places = [place for place, row in enumerate(watched) if row < size]
-            for place in places:
-                differs |= (out[watched[place]] != alone[place]).any()
+            num_watched = sum(row < size for row in watched)
+            differs |= (out.index_select(0, there[:num_watched]) != alone[:num_watched]).any()
         return not bool(differs)

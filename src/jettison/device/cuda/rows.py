@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from jettison.device.cuda.tiles import Tile
+from jettison.device.cuda.tiles import PART_ROWS, Tile
 from jettison.device.cuda.worklist import HEADER_WORDS, ITEM_WORDS, WorkShape, fill_places, fill_work, num_words
 from jettison.device.kernels.operands import Int32Array
 from jettison.device.kernels.torch_kernels import check_rows
@@ -34,6 +34,11 @@ BUCKETS = [
 """Tokens of the steps of which graphs are made. Where a layer's time goes with its tokens, from 256 on, padding adds at
 most an eighth, and a quarter just above 1,024."""
 
+BATCHES = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 80, 96, 100, 112, 128, 129, 144, 160,
+           176, 192, 193, 208, 224, 240, 256, 257, 288, 320, 352, 384, 416, 448, 480, 512, 576, 640, 704, 768, 832, 896,
+           960, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192)  # fmt: skip
+"""Rows of products at which ``products`` looks anyhow: the sizes of graphs, and between them."""
+
 MOST_ROWS = 256
 """Of a step by graphs: as many have a place for their tables."""
 
@@ -43,6 +48,9 @@ tokens, where an H200 computes for as long (0.77 ms) as the host launched at the
 
 NOWHERE = -1
 """The slot of a token with no place in the cache."""
+
+_STAGED_SLACK = 4096
+"""Between staged arrays."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -146,6 +154,23 @@ def buckets_for(layer_parameters: float, max_num_tokens: int) -> list[int]:
     sizes = [bucket for bucket in BUCKETS if bucket <= most]
     is_full = most == max_num_tokens and most < BUCKETS[-1] and sizes[-1] < most
     return [*sizes, most] if is_full else sizes
+
+
+def batches_for(buckets: Sequence[int], max_num_tokens: int, max_num_seqs: int) -> list[int]:
+    """Ascending numbers of rows at which products are to be looked at: all that padding and sampling make, and some of
+    the others, as a step without a graph may have any."""
+    between = [size for size in BATCHES if size < max_num_tokens]
+    return sorted({*buckets, *range(1, max_num_seqs + 1), *between, max_num_tokens})
+
+
+def most_staged_bytes(max_num_tokens: int, max_num_seqs: int, max_blocks: int) -> int:
+    """Bytes of the arrays that the largest step has staged: ``HostRows``, tokens and sampled places (and those of
+    tokens that are on the card). ``max_blocks``: of the longest request."""
+    num_rows = min(max_num_tokens, max(MOST_ROWS, max_num_seqs))
+    work_words = HEADER_WORDS + ITEM_WORDS * (num_rows + max_num_tokens + PART_ROWS)  # with tiles of one token
+    words = 2 * max_num_tokens + work_words + num_rows * max_blocks
+    long_words = 2 * max_num_tokens + 2 * num_rows
+    return 4 * words + 8 * long_words + _STAGED_SLACK
 
 
 def bucket_of(step: StepInput, buckets: Sequence[int]) -> int | None:

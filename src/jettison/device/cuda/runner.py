@@ -10,7 +10,7 @@ Not here: how far the host runs ahead (``running``), rows as arrays (``rows``), 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -22,8 +22,18 @@ from torch import Tensor
 
 from jettison.device.cuda.card import Card
 from jettison.device.cuda.draws import describe
-from jettison.device.cuda.graphs import MOST_A_LAYER, GraphKey, LayerGraphs
-from jettison.device.cuda.rows import GraphTables, HostRows, StepRows, bucket_of, buckets_for, lay_out, padded
+from jettison.device.cuda.graphs import GraphKey, LayerGraphs, most_graphs
+from jettison.device.cuda.rows import (
+    GraphTables,
+    HostRows,
+    StepRows,
+    batches_for,
+    bucket_of,
+    buckets_for,
+    lay_out,
+    most_staged_bytes,
+    padded,
+)
 from jettison.device.cuda.running import CudaStep, Launches, Safepoints
 from jettison.device.cuda.sampler import CudaSampler, prompt_logprobs
 from jettison.device.cuda.staging import Results, Staging
@@ -44,7 +54,7 @@ from jettison.device.stepcheck import check_input, check_limits, remote_parts
 from jettison.types import LayerRange
 
 _STAGED_BYTES = 4 << 20
-"""Graphs read from there, so it should never have to grow."""
+"""At least (``rows.most_staged_bytes``). Graphs read from there, so it should never have to grow."""
 _ASKED_BYTES, _MADE_BYTES = 1 << 16, 1 << 14
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -58,7 +68,7 @@ class CardKernels(Kernels, Protocol):
         """See ``CudaKernels.own_products``."""
         ...
 
-    def warming(self) -> AbstractContextManager[None]:
+    def warming(self, batches: Sequence[int]) -> AbstractContextManager[None]:
         """See ``CudaKernels.warming``."""
         ...
 
@@ -120,7 +130,7 @@ class CudaRunner:
         self._asked = Staging(card, _ASKED_BYTES)
         """Of sampling, after the layers."""
         self._results = Results(card, _MADE_BYTES)
-        self._graphs = LayerGraphs(card, MOST_A_LAYER * config.num_layers)
+        self._graphs = LayerGraphs(card, most_graphs(config.num_layers))
         self._likeliest = torch.empty(limits.max_num_seqs, dtype=torch.int64, device=card.device)
         self._buffers: dict[int, StepBuffers] = {}
         """Of steps by graphs, by tokens."""
@@ -163,9 +173,10 @@ class CudaRunner:
     def warm_up(self, layers: LayerRange, num_blocks: int) -> int:
         """Compile and load what steps launch, and look at the model's products. See ``StepRunner.warm_up``."""
         block_size = self._memory.kv_arena(layers.lo).shape[3]
+        self._staging.reserve(most_staged_bytes(*self._limits, -(-self.config.max_model_len // block_size)))
         most_tokens = min(num_blocks * block_size, self._limits.max_num_tokens, self.config.max_model_len)
         steps = warm_steps(self.config, layers, most_tokens, block_size)
-        with self._kernels.warming():
+        with self._kernels.warming(batches_for(self._bucket_sizes, *self._limits)):
             for step in steps:
                 shape = step.num_tokens, self.config.hidden_size
                 hidden = torch.zeros(shape, dtype=self.dtype, device=self._card.device) if layers.lo else None

@@ -33,7 +33,7 @@ class Staging:
     """For two steps at a time. It takes memory when it is first used."""
 
     def __init__(self, card: Card, num_bytes: int) -> None:
-        """``num_bytes``: what most steps need."""
+        """``num_bytes``: what most steps need, unless ``reserve`` says more."""
         self.generation = 0
         self._card = card
         self._num_bytes = num_bytes
@@ -42,6 +42,10 @@ class Staging:
         self._copied: list[Event | None] = [None] * _STEPS_UNDER_WAY
         """Of the last copy from each pinned buffer: until then that is not written."""
         self._turn = 0
+
+    def reserve(self, num_bytes: int) -> None:
+        """Before it is used: steps may need as much."""
+        self._num_bytes = max(self._num_bytes, num_bytes)
 
     def put(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
         """Copies on the card, by name; those of the call before are overwritten. Launches one copy, and waits for the

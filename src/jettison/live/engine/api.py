@@ -129,6 +129,8 @@ class EngineSnapshot:
     own_products: tuple[str, ...] = ()
     """Shapes of products that workers compute themselves, where a card's library does not keep rows independent of the
     batch."""
+    products_of_some: tuple[str, ...] = ()
+    """Those of them that other workers leave to the library: bits may change where a request moves."""
     wakes_s: tuple[float, ...] = ()
     """What waking each sleeper that may be woken would take, the soonest first."""
 

@@ -21,12 +21,7 @@ from jettison.core.controlstream import LINK_GRACE_S
 from jettison.cost.deployment import deployment_to_document
 from jettison.device.model.identity import WeightsIdentity, agreed_identity
 from jettison.errors import JettisonError, NotReadyError, OverCapacityError, RequestError, TooLongError
-from jettison.live.engine.api import (
-    EngineInfo,
-    EngineSnapshot,
-    EngineState,
-    TokenEvent,
-)
+from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, TokenEvent
 from jettison.live.engine.assembly import Assembly, assemble
 from jettison.live.engine.crew import Crew
 from jettison.live.engine.deployed import deployment_of
@@ -35,6 +30,7 @@ from jettison.live.engine.encoder import StepEncoder
 from jettison.live.engine.loading import LoadingWatch
 from jettison.live.engine.move_log import log_document, log_move, newest_records
 from jettison.live.engine.orders import Orders
+from jettison.live.engine.own_products import OwnProducts
 from jettison.live.engine.restart import Restarter
 from jettison.live.engine.snapshot import take_snapshot
 from jettison.live.engine.spawn_local import LocalSpawner
@@ -83,7 +79,7 @@ class Engine:
         self._weights: WeightsIdentity | None = None
         """What the workers have read at the start, and serve."""
         self._weights_digest: str | None = None
-        self._own_products: tuple[str, ...] = ()
+        self._own_products = OwnProducts()
         self._idle = asyncio.Event()
         self._idle.set()
         self._first_step: dict[WorkerId, int] = {}
@@ -131,7 +127,7 @@ class Engine:
         self._loading.all_read()
         self._weights = self._agree_on_weights(ready)
         self._weights_digest = self._weights.summary
-        self._own_products = tuple(sorted({product for each in ready for product in each.own_products}))
+        self._own_products.note(ready)
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
         profile, machine_of = assembly.load_profile(), machines_of(capacity, self._spawner)
         slowest = max(ready, key=lambda r: r.read_ns)
@@ -336,7 +332,8 @@ class Engine:
             return EngineSnapshot(self._state, self._config.memory.block_size)
         pids = self._crew.pids
         snapshot = take_snapshot(self._driver, self._state, self._config, pids)
-        snapshot.weights, snapshot.own_products = self._weights_digest, self._own_products
+        snapshot.weights = self._weights_digest
+        snapshot.own_products, snapshot.products_of_some = self._own_products.all, self._own_products.of_some
         return snapshot
 
     def event_document(self) -> dict[str, object]:
@@ -427,6 +424,7 @@ class Engine:
         life = self._crew.life(ready.worker_id)
         self._crew.send(ready.worker_id, m.AdoptWeights(self._weights))
         logger.warning("worker %d is back (life %d)", ready.worker_id, life)
+        self._own_products.note([ready])
         self._driver.on_worker_event(ready, time.monotonic_ns())
         self._first_step[ready.worker_id] = self.core.state.next_step_id
         self._handle(ports.WorkerJoined(ready.worker_id, ready.capacity_blocks, life))
