@@ -7,7 +7,6 @@ what time it was refused.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.shared import keep, machine, parse
 from jettison.server.compile_process import Compiler, Job
 from jettison.server.compiling import GrammarCompiler
 from jettison.server.errors import ApiError
@@ -73,13 +73,12 @@ async def refused_bomb() -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bomb", action="store_true", help="a schema beyond the bounds, too")
-    options = parser.parse_args()
+    options = parse(__doc__, bomb=(False, "a schema beyond the bounds, too"))
     compiler = Compiler({})
     compiler.compiled(Job(kind="json", text="{}"))
     document: dict[str, Any] = {name: measured(compiler, these) for name, these in jobs().items()}
     if options.bomb:
         document["bomb"] = asyncio.run(refused_bomb())
     print(json.dumps(document, indent=1))
+    keep(options.json, {"machine": machine(), **document}, "server")
     return 0

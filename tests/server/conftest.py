@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from jettison.server.app import batch_service, create_app
+from jettison.server.batches.settings import BatchSettings
 from jettison.server.chat_renderer import TemplateSettings
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
@@ -89,3 +90,11 @@ async def app_client(tokenizer, app_engine):
     app = create_app(app_engine, tokenizer, ServerSettings(model_names=("fake",)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         yield client
+
+
+@pytest.fixture
+def batch_settings(tokenizer_dir, tmp_path):
+    def settings(**changes):
+        return BatchSettings(**({"folder": tmp_path / "batches", "model_dir": tokenizer_dir, "window": 4} | changes))
+
+    return settings

@@ -14,7 +14,6 @@ from fake_engine import FakeEngine, bytes_of
 
 from jettison.server.app import batch_service
 from jettison.server.batches import compute, uploads
-from jettison.server.batches.settings import BatchSettings
 from jettison.types import ServiceClass
 
 FINAL = {"completed", "failed", "expired", "cancelled"}
@@ -36,14 +35,6 @@ async def begin(client, content: bytes, window="24h", endpoint="/v1/completions"
 
 async def text_of(client, file_id) -> bytes:
     return (await client.files.content(file_id)).content
-
-
-@pytest.fixture
-def batch_settings(tokenizer_dir, tmp_path):
-    def settings(**changes):
-        return BatchSettings(**({"folder": tmp_path / "batches", "model_dir": tokenizer_dir, "window": 4} | changes))
-
-    return settings
 
 
 async def test_the_whole_life(serve, batch_settings):

@@ -85,6 +85,21 @@ async def test_fields_reach_the_template(fields, wanted, serving):
         assert await prompts(served, fields) == wanted
 
 
+@pytest.mark.parametrize(("reasoning", "effort", "is_told"), [
+    ("high", "high", False), ("none", "<think></think>none", False), ({"effort": "low"}, "low", False),
+    ({"enabled": "true"}, "", False), (None, "", False),
+    ("much", "", True), ("", "", True), (True, "", True), (False, "", True), (3, "", True), ([], "", True),
+])  # fmt: skip
+async def test_reasoning_may_be_an_effort_and_else_is_passed_over(reasoning, effort, is_told, serving, caplog):
+    async with serving() as served:
+        answer = await served.post("/v1/chat/completions", CHAT | {"reasoning": reasoning})
+        assert answer.status_code == 200, answer.text
+        [request] = served.state.engine.accepted
+        prompt = (await served.post("/detokenize", {"tokens": list(request.prompt_token_ids)})).json()["prompt"]
+        assert prompt == f"<user>q<assistant>{effort}"
+    assert ("request field 'reasoning' is ignored" in caplog.text) == is_told
+
+
 @pytest.mark.parametrize(("fields", "param"), [
     (PREFILLED | {"add_generation_prompt": True}, "continue_final_message"),
     ({"continue_final_message": True, "messages": [USER, HISTORY[1]]}, "continue_final_message"),

@@ -1,12 +1,15 @@
 """Bad values through all doors: never a 5xx, a traceback or a request that stays; what is refused names a field.
 
-``python tests/server/fuzz_doors.py`` sends ten thousand of the same to a server with a model.
+``JETTISON_LONG=1`` sends ten thousand of the same to a server with a model, too, as ``python
+tests/server/fuzz_doors.py`` does.
 """
 
 from __future__ import annotations
 
 import os
 
+import fuzz_doors
+import psutil
 import pytest
 from anthropic.types import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
@@ -17,12 +20,25 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 from served import eventually
 from test_tools import template
 
+from jettison.server.auth import CONSOLE_DATA
 from jettison.server.batches.settings import BatchSettings
 from jettison.server.doors.message_tables import MESSAGES
 from jettison.server.doors.response_tables import RESPONSES
+from longrun import LONG
 
 NUM_CASES = int(os.environ.get("JETTISON_FUZZ_DOORS", "600"))
 SEED = 20261127
+GROWTH_LIMIT_BYTES = 4 * fuzz_doors.GROWTH_LIMIT_BYTES
+"""Of this process after the first fifth: it is the tests' and the server's in one, and keeps every line of the log."""
+
+
+@pytest.mark.slow
+@pytest.mark.live
+@pytest.mark.skipif(not LONG, reason="in the long run: JETTISON_LONG=1")
+def test_ten_thousand_requests_to_a_server_with_a_model():
+    document = fuzz_doors.run(10_000, 8)
+    assert document["cases"] == 10_000 and document["findings"] == []
+
 
 async def test_no_bad_value_is_our_fault(serve, tokenizer_of, tokenizer_dir, tmp_path, caplog):
     counts: dict[int, int] = {}
@@ -31,6 +47,8 @@ async def test_no_bad_value_is_our_fault(serve, tokenizer_of, tokenizer_dir, tmp
     batches = BatchSettings(folder=tmp_path / "batches", model_dir=tokenizer_dir, window=4)
     async with serve(engine, tokenizer=tokenizer_of(template("qwen3")), batches=batches) as served:
         for at in range(NUM_CASES):
+            if at == NUM_CASES // 5:
+                base_bytes = psutil.Process().memory_info().rss
             case = of_a_file(drawn(SEED, at), files)
             answer = await served.post(case.path, **case.arguments())
             if case.path == "/v1/files" and answer.status_code == 200:
@@ -39,6 +57,8 @@ async def test_no_bad_value_is_our_fault(serve, tokenizer_of, tokenizer_dir, tmp
             judge(at, case, answer)
         await eventually(lambda: not engine.running)
         assert served.state.admission.num_active == served.state.admission.num_side_jobs == 0
+    grown_bytes = psutil.Process().memory_info().rss - base_bytes
+    assert grown_bytes < GROWTH_LIMIT_BYTES, f"{grown_bytes / 1e6:.0f} MB more than after the first fifth"
     assert counts[200] > NUM_CASES // 20 and counts[400] > NUM_CASES // 4, counts
     assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []
 
@@ -84,17 +104,19 @@ def test_a_case_depends_on_its_number_alone():
 
 
 async def test_a_stranger_reaches_nothing_new(serve, tokenizer_dir, tmp_path):
-    """Without a key every route but probes and metrics answers 401, before it reads a body."""
+    """Without a key every route but probes, metrics and the console's page, which has nothing of the server, answers
+    401, before it reads a body."""
     engine = FakeEngine()
     batches = BatchSettings(folder=tmp_path / "batches", model_dir=tokenizer_dir, window=4)
     async with serve(engine, api_keys=("secret",), batches=batches) as served:
         found = [(route.path, method) for route in served.app.routes for method in sorted(route.methods)]
         assert len(found) > 20
         for path, method in found:
+            is_page = path.startswith("/console") and path not in CONSOLE_DATA
             url = served.url + path.replace("{", "").replace("}", "")
             for headers in ({}, {"authorization": "Bearer other"}, {"x-api-key": "other"}):
                 answer = await served.http.request(method, url, headers=headers)
-                is_open = path in ("/health", "/ping", "/metrics")
+                is_open = path in ("/health", "/ping", "/metrics") or is_page
                 assert (answer.status_code == 401) == (not is_open), (path, method, answer.status_code)
         for at in range(60):
             case = drawn(SEED, at)

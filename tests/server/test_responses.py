@@ -122,6 +122,22 @@ async def test_an_agent_of_the_sdk_comes_to_its_end(serve, tokenizer_of):
     assert prompts[0] == prompts[1] and prompts[0][-1].count(b"<tool_response>") == 3
 
 
+async def test_equal_tools_are_taken_and_ambiguous_ones_are_not(serve):
+    same = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    within = {"type": "namespace", "name": "n", "tools": [same]}
+    async with serve(says("Yes.")) as served:
+        for tools in ([same, same], [same, same | {"description": "Once more."}], [within, within], [same, within]):
+            answer = await served.post(PATH, {"input": "hi", "tools": tools, "tool_choice": "none"})
+            assert answer.status_code == 200, answer.text
+        for tools, param in (
+            ([same, same | {"type": "custom"}], "tools[1].name"),
+            ([within, same | {"name": "n__f"}], "tools[1].name"),
+            ([within, within | {"name": "n__"}], "tools[1].tools[0].name"),
+        ):
+            bad = await served.post(PATH, {"input": "hi", "tools": tools, "tool_choice": "none"})
+            assert (bad.status_code, bad.json()["error"]["param"]) == (400, param), bad.text
+
+
 async def test_structured_output_is_parsed_into_a_model(serve):
     class Place(pydantic.BaseModel):
         city: str

@@ -232,7 +232,7 @@ async def test_what_has_been_compiled_is_kept_though_its_client_has_gone():
     try:
         asked = asyncio.create_task(compiler.compiled(wanted))
         await asyncio.sleep(0)
-        made = next(iter(compiler._under_way.values()))
+        made = next(iter(compiler._under_way.values())).made
         asked.cancel()
         await made
         await asyncio.sleep(0)

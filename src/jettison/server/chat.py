@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from jettison.live.engine.api import TokenEvent
-from jettison.server.chat_options import chat_options, say_reasoning
+from jettison.server.chat_options import chat_options, say_reasoning, with_reasoning
 from jettison.server.chat_parts import ChoiceParts
 from jettison.server.choice import Delta
 from jettison.server.endpoint import FINISH_JSON, Answer, GenerationEndpoint, WireAnswer
@@ -173,7 +173,7 @@ class ChatEndpoint(GenerationEndpoint):
     async def prepare(self, document: dict[str, Any]) -> tuple[GenerationPlan, list[Prompt], WireAnswer]:
         """See ``GenerationEndpoint``."""
         state = self.state
-        fields = parse_fields(document, ChatFields, state.warnings)
+        fields = parse_fields(with_reasoning(document, state.warnings), ChatFields, state.warnings)
         say_reasoning(fields)
         model = state.check_model(fields.model)
         plan = plan_chat(fields, state.engine.info, state.settings.request_limits, state.draw_seed)

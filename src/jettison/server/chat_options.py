@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from jettison.server.chat_renderer import ChatRenderer, ChatRequest
 from jettison.server.errors import bad_request
@@ -37,6 +37,18 @@ def chat_options(
                              chat, warnings),
         chat_template=fields.chat_template,
     )  # fmt: skip
+
+
+def with_reasoning(document: dict[str, Any], warnings: FieldWarnings) -> dict[str, Any]:
+    """The chat with ``reasoning`` as an object: a text that is an effort is its effort. Any other value but an object
+    says nothing that is known, and is left out with a line in the log."""
+    told = document.get("reasoning")
+    if told is None or isinstance(told, dict):
+        return document
+    if isinstance(told, str) and told in get_args(Effort):
+        return document | {"reasoning": {"effort": told}}
+    warnings.note_ignored("reasoning", "it is neither an object nor an effort")
+    return {name: value for name, value in document.items() if name != "reasoning"}
 
 
 def say_reasoning(fields: ChatFields) -> None:

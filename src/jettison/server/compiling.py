@@ -17,13 +17,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import msgspec
+from starlette.types import Receive
 
 from jettison.server.compile_process import Compiled, Job, Setting
 from jettison.server.errors import ApiError, bad_request, retry_headers
@@ -48,6 +51,9 @@ come again."""
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
 """Whose request is being prepared: tenants take turns at the child, so that one with constraints that take long does
 not make the others wait for all of them."""
+RECEIVE: ContextVar[Receive | None] = ContextVar("receive", default=None)
+"""ASGI's ``receive`` of that request, whose body is read: a request whose client leaves waits no longer. None: the
+client cannot leave."""
 _KEPT_BYTES = 256
 """What an entry of the cache takes beside its text."""
 
@@ -57,6 +63,18 @@ _OWN_ENDS = (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, 0)
 signal came from outside."""
 
 
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A constraint that is compiled, or waits for it in the queue of each tenant that asks for it."""
+
+    key: bytes
+    constraint: Constraint
+    made: asyncio.Future[Compiled]
+    num_asking: Counter[str] = field(default_factory=Counter)
+    """Requests that wait for it, by tenant."""
+    has_begun: bool = False
+
+
 class GrammarCompiler:
     """Of one server, for one tokenizer. The child is started with the first constraint."""
 
@@ -64,9 +82,10 @@ class GrammarCompiler:
         self._special_tokens = dict(special_tokens)
         self._cache: OrderedDict[bytes, Compiled] = OrderedDict()
         self._num_cached_bytes = 0
-        self._under_way: dict[bytes, asyncio.Future[Compiled]] = {}
-        self._queues: OrderedDict[str, deque[tuple[Constraint, asyncio.Future[Compiled]]]] = OrderedDict()
-        """What waits, by tenant; the tenant whose turn is next is the first."""
+        self._under_way: dict[bytes, _Waiting] = {}
+        self._queues: OrderedDict[str, deque[_Waiting]] = OrderedDict()
+        """What waits, by tenant, never empty; the tenant whose turn is next is the first. What several tenants ask for
+        is in the queue of each, and goes with the first turn of any."""
         self._running: asyncio.Future[Compiled] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._child: _Child | None = None
@@ -90,35 +109,68 @@ class GrammarCompiler:
 
     async def _compile(self, key: bytes, constraint: Constraint) -> Compiled:
         """In its tenant's turn; requests with the same constraint wait for one compilation."""
-        made = self._under_way.get(key)
-        if made is None:
-            tenant = TENANT.get()
-            queue = self._queues.get(tenant, deque())
-            if len(self._under_way) >= MAX_WAITING or (tenant and len(queue) >= MAX_OF_A_TENANT):
+        tenant = TENANT.get()
+        waiting = self._under_way.get(key)
+        if waiting is None or not (waiting.has_begun or tenant in waiting.num_asking):
+            num_queued = len(self._queues.get(tenant, ()))
+            is_full = waiting is None and len(self._under_way) >= MAX_WAITING
+            if is_full or (tenant and num_queued >= MAX_OF_A_TENANT):
                 raise _not_now("Too many constraints wait to be compiled.")
-            made = asyncio.get_running_loop().create_future()
-            self._under_way[key] = made
-            made.add_done_callback(partial(self._end, key))
-            queue.append((constraint, made))
-            self._queues[tenant] = queue
-            self._begin_next()
-        return await asyncio.shield(made)
+        if waiting is None:
+            waiting = _Waiting(key, constraint, asyncio.get_running_loop().create_future())
+            self._under_way[key] = waiting
+            waiting.made.add_done_callback(partial(self._end, waiting))
+        if not (waiting.has_begun or tenant in waiting.num_asking):
+            self._queues.setdefault(tenant, deque()).append(waiting)
+        waiting.num_asking[tenant] += 1
+        self._begin_next()
+        try:
+            return await _unless_client_leaves(waiting.made)
+        finally:
+            waiting.num_asking[tenant] -= 1
+            if not waiting.num_asking[tenant]:
+                self._leave(waiting, tenant)
+
+    def _leave(self, waiting: _Waiting, tenant: str) -> None:
+        """No request of this tenant waits for it any more. What none waits for is not begun."""
+        del waiting.num_asking[tenant]
+        if waiting.has_begun:
+            return
+        self._take_out(waiting, tenant)
+        if not waiting.num_asking:
+            self._forget(waiting)
+            if _is_under_way(waiting.made):
+                waiting.made.cancel()
+
+    def _take_out(self, waiting: _Waiting, tenant: str) -> None:
+        queue = self._queues.get(tenant, deque())
+        if waiting in queue:  # else the compiler was closed meanwhile
+            queue.remove(waiting)
+            if not queue:
+                del self._queues[tenant]
+
+    def _forget(self, waiting: _Waiting) -> None:
+        """Later requests with this constraint do not join it."""
+        if self._under_way.get(waiting.key) is waiting:
+            del self._under_way[waiting.key]
 
     def _begin_next(self) -> None:
         """Have the thread compile for the tenant whose turn it is, unless it does already."""
         if _is_under_way(self._running):
             return
         while self._queues:
-            tenant, queue = self._queues.popitem(last=False)
-            constraint, made = queue.popleft()
-            if queue:
-                self._queues[tenant] = queue  # behind all others
-            if _is_under_way(made):
+            tenant = next(iter(self._queues))
+            self._queues.move_to_end(tenant)
+            waiting = self._queues[tenant][0]
+            waiting.has_begun = True
+            for asking in waiting.num_asking:
+                self._take_out(waiting, asking)
+            if _is_under_way(waiting.made):
                 if self._thread is None:
                     self._thread = ThreadPoolExecutor(1, thread_name_prefix="compiling")
                 loop = asyncio.get_running_loop()
-                self._running = asyncio.ensure_future(loop.run_in_executor(self._thread, self._ask, constraint))
-                self._running.add_done_callback(partial(self._hand_over, made))
+                self._running = asyncio.ensure_future(loop.run_in_executor(self._thread, self._ask, waiting.constraint))
+                self._running.add_done_callback(partial(self._hand_over, waiting.made))
                 return
 
     def _hand_over(self, made: asyncio.Future[Compiled], running: asyncio.Future[Compiled]) -> None:
@@ -130,11 +182,11 @@ class GrammarCompiler:
             made.set_result(running.result())
         self._begin_next()
 
-    def _end(self, key: bytes, made: asyncio.Future[Compiled]) -> None:
+    def _end(self, waiting: _Waiting, made: asyncio.Future[Compiled]) -> None:
         """Keep what has been found, also where the client that asked for it has gone."""
-        self._under_way.pop(key, None)
+        self._forget(waiting)
         if not made.cancelled() and made.exception() is None:
-            self._keep(key, made.result())
+            self._keep(waiting.key, made.result())
 
     def _keep(self, key: bytes, found: Compiled) -> None:
         if key in self._cache:
@@ -178,10 +230,11 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """End the child. Idempotent; a later constraint starts a new one."""
-        for _, made in [waiting for queue in self._queues.values() for waiting in queue]:
-            if _is_under_way(made):
-                made.cancel()
+        left = [waiting for queue in self._queues.values() for waiting in queue]
         self._queues.clear()
+        for waiting in left:
+            if _is_under_way(waiting.made):
+                waiting.made.cancel()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown(cancel_futures=True)
@@ -247,6 +300,28 @@ class _Child:
         self._process.kill()
         with self._process:
             pass
+
+
+async def _unless_client_leaves(made: asyncio.Future[Compiled]) -> Compiled:
+    """What is made. Raises ApiError 499 where the client that asks for it leaves before."""
+    receive = RECEIVE.get()
+    if receive is None:
+        return await asyncio.shield(made)
+    leaving = asyncio.ensure_future(_client_left(receive))
+    try:
+        both: set[asyncio.Future[Any]] = {made, leaving}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if made.done():
+            return made.result()
+        leaving.result()
+        raise ApiError(499, "The client went away.", code="client_disconnected")
+    finally:
+        leaving.cancel()
+
+
+async def _client_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _is_under_way(future: asyncio.Future[Compiled] | None) -> bool:

@@ -18,7 +18,7 @@ from jettison.errors import NotReadyError, OverCapacityError
 from jettison.live.engine.api import TokenEvent
 from jettison.server.bad_words import word_tokens
 from jettison.server.choice import ChoiceText, Delta, Finish
-from jettison.server.compiling import TENANT
+from jettison.server.compiling import RECEIVE, TENANT
 from jettison.server.errors import ApiError, as_api_error, bad_request, refusal_code
 from jettison.server.fields import parse_json
 from jettison.server.gate import REQUEST_LABEL
@@ -212,6 +212,7 @@ class GenerationEndpoint(ABC):
         document = parse_json(body)
         arrival.check_queue(is_offline=document.get("service_tier") == OFFLINE_TIER)
         TENANT.set(tenant)
+        RECEIVE.set(receive)
         plan, prompts, answer = await self.prepare_for(tenant, document)
         if plan.wants_offline:
             state.check_offline("service_tier")

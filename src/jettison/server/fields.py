@@ -103,7 +103,8 @@ class CompletionFields(GenerationFields, kw_only=True):
 
 
 class ReasoningFields(msgspec.Struct, kw_only=True):
-    """``reasoning`` of a chat, as OpenRouter and Open WebUI say it. A budget of tokens is not looked at."""
+    """``reasoning`` of a chat, as OpenRouter and Open WebUI say it (``chat_options.with_reasoning``: a text is the
+    effort). A budget of tokens is not looked at."""
 
     effort: Effort | None = None
     enabled: bool | None = None

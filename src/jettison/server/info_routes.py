@@ -150,8 +150,9 @@ class InfoRoutes:
     async def _side_job(self, request: Request, work: Callable[[dict[str, Any]], Awaitable[Response]]) -> Response:
         """Read a body and process it, under the limits of tokenizer requests."""
         check_content_type(request.scope)
+        tenant = self._state.keys.tenant(request.headers.get("authorization", "").encode("latin-1"))
         try:
-            async with self._state.admission.side_job() as job:
+            async with self._state.admission.side.job(tenant) as job:
                 body = await job.read_body(request.receive)
                 async with job.turn:
                     return await work(parse_json(body))

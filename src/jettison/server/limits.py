@@ -1,15 +1,17 @@
 """Bounds on the memory and work that clients cause: bodies while they are read, requests before they are queued, side
 work.
 
-Side work (/tokenize, /detokenize) has limits of its own: it never takes a place in the queue of generating requests,
-and a flood of it costs generation two threads at most.
+Side work (tokenizer requests: /tokenize, /detokenize, /v1/messages/count_tokens) has limits of its own: it never takes
+a place in the queue of generating requests, a flood of it costs generation two threads and a quarter of the bytes for
+bodies at most, and where there are several tenants, none takes more of its places and bytes than it leaves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -36,17 +38,20 @@ class Admission:
         """Generating HTTP requests, from arrival to the last byte of their answer."""
         self.num_arriving = 0
         """Requests of these that are not submitted to the engine yet."""
-        self.num_side_jobs = 0
-        """Tokenizer requests in the server."""
+        self.side = SideWork(self, settings)
         self._shares: defaultdict[str, Share] = defaultdict(Share)
         """Shares by tenant; as many as there are keys."""
-        self._side_turn = asyncio.Semaphore(settings.max_running_side_jobs)
         self._num_buffered_bytes = 0
 
     @property
     def num_choices(self) -> int:
         """Places that requests hold, of all tenants."""
         return sum(share.num_choices for share in self._shares.values())
+
+    @property
+    def num_side_jobs(self) -> int:
+        """Tokenizer requests in the server."""
+        return self.side.num_jobs.total()
 
     @contextmanager
     def arrival(self, tenant: str) -> Iterator[Arrival]:
@@ -67,20 +72,6 @@ class Admission:
         finally:
             arrival.give_back()
 
-    @asynccontextmanager
-    async def side_job(self, *, reads_chats: bool = False) -> AsyncIterator[SideJob]:
-        """Count one tokenizer request in. ``reads_chats``: its body may be as long as that of the chat whose tokens it
-        counts. Raises OverCapacityError when there are too many already."""
-        if self.num_side_jobs >= self._settings.max_side_jobs:
-            raise OverCapacityError(f"{self.num_side_jobs} tokenizer requests are being worked on; retry later.")
-        self.num_side_jobs += 1
-        job = SideJob(self, self._settings, self._side_turn, reads_chats)
-        try:
-            yield job
-        finally:
-            job.release()
-            self.num_side_jobs -= 1
-
     def hold(self, num_bytes: int) -> None:
         """Count buffered bytes in. Raises OverCapacityError."""
         if self._num_buffered_bytes + num_bytes > self._settings.max_buffered_bytes:
@@ -92,19 +83,83 @@ class Admission:
         self._num_buffered_bytes -= num_bytes
 
 
-class _Body:
+class SideWork:
+    """Counts tokenizer requests, and the bytes of their bodies, by tenant."""
+
+    def __init__(self, admission: Admission, settings: ServerSettings) -> None:
+        self._admission = admission
+        self._settings = settings
+        self._turn = asyncio.Semaphore(settings.max_running_side_jobs)
+        self.num_jobs: Counter[str] = Counter()
+        self.num_bytes: Counter[str] = Counter()
+        """Of bodies that are buffered."""
+
+    @asynccontextmanager
+    async def job(self, tenant: str, *, reads_chats: bool = False) -> AsyncIterator[SideJob]:
+        """Count one tokenizer request in. ``reads_chats``: its body may be as long as that of the chat whose tokens it
+        counts. Raises OverCapacityError when there are too many already."""
+        why = "tokenizer requests are being worked on; retry later."
+        if self.num_jobs.total() >= self._settings.max_side_jobs:
+            raise OverCapacityError(f"{self.num_jobs.total()} {why}")
+        if _is_over_share(self.num_jobs, tenant, 1, self._settings.max_side_jobs):
+            raise KeyLimitError(f"{self.num_jobs[tenant]} of this key's {why}")
+        job = SideJob(self, self._settings, self._turn, tenant, reads_chats)
+        self.num_jobs[tenant] += 1
+        try:
+            yield job
+        finally:
+            job.release()
+            _count_out(self.num_jobs, tenant, 1)
+
+    def hold(self, tenant: str, num_bytes: int, num_held: int) -> None:
+        """Count buffered bytes of a body in, of which ``num_held`` are counted. Raises OverCapacityError."""
+        most = self._settings.max_side_buffered_bytes
+        is_alone = self.num_bytes.total() == num_held
+        if not is_alone and self.num_bytes.total() + num_bytes > most:
+            raise OverCapacityError("Too many bodies of tokenizer requests are being read; retry later.")
+        if not is_alone and _is_over_share(self.num_bytes, tenant, num_bytes, most):
+            raise KeyLimitError("Too many bodies of this key's tokenizer requests are being read; retry later.")
+        self._admission.hold(num_bytes)
+        self.num_bytes[tenant] += num_bytes
+
+    def release(self, tenant: str, num_bytes: int) -> None:
+        """Count buffered bytes out."""
+        self._admission.release(num_bytes)
+        _count_out(self.num_bytes, tenant, num_bytes)
+
+
+def _is_over_share(held: Counter[str], tenant: str, num_more: int, most: int) -> bool:
+    """Whether a tenant, one of several, that holds some would hold more than it leaves free: one of them alone gets a
+    half, two a third each, and a newcomer always finds room."""
+    return bool(tenant and held[tenant]) and held[tenant] + num_more > most - held.total() - num_more
+
+
+def _count_out(held: Counter[str], tenant: str, number: int) -> None:
+    held[tenant] -= number
+    if not held[tenant]:
+        del held[tenant]
+
+
+class _Body(ABC):
     """One request's body, counted until ``release``."""
 
-    def __init__(self, admission: Admission, settings: ServerSettings, max_bytes: int) -> None:
-        self._admission = admission
+    def __init__(self, settings: ServerSettings, max_bytes: int) -> None:
         self._settings = settings
         self._max_bytes = max_bytes
         self._num_held_bytes = 0
 
     def release(self) -> None:
         """Count the body out, as it is no longer needed. Idempotent."""
-        self._admission.release(self._num_held_bytes)
+        self._release(self._num_held_bytes)
         self._num_held_bytes = 0
+
+    @abstractmethod
+    def _hold(self, num_bytes: int) -> None:
+        """Count bytes in. Raises OverCapacityError."""
+
+    @abstractmethod
+    def _release(self, num_bytes: int) -> None:
+        """Count bytes out."""
 
     async def read_body(self, receive: Receive) -> bytes:
         """The whole body; its limit is enforced while it arrives. Raises ApiError, OverCapacityError."""
@@ -124,7 +179,7 @@ class _Body:
                         if message.get("more_body"):
                             await discard_body(receive)
                         raise body_too_large(self._max_bytes)
-                    self._admission.hold(len(chunk))
+                    self._hold(len(chunk))
                     self._num_held_bytes += len(chunk)
                     chunks.append(chunk)
                     if not message.get("more_body"):
@@ -138,7 +193,8 @@ class Arrival(_Body):
     """One generating request on its way from the socket to the engine."""
 
     def __init__(self, admission: Admission, settings: ServerSettings, share: Share) -> None:
-        super().__init__(admission, settings, settings.max_body_bytes)
+        super().__init__(settings, settings.max_body_bytes)
+        self._admission = admission
         self._limit = settings.max_active_reqs_per_key
         self._share = share
         self._num_choices = 0
@@ -147,6 +203,12 @@ class Arrival(_Body):
         """The error, if the queue of online requests was full at its arrival."""
         self._is_arriving = False
         self._is_accepted = False
+
+    def _hold(self, num_bytes: int) -> None:
+        self._admission.hold(num_bytes)
+
+    def _release(self, num_bytes: int) -> None:
+        self._admission.release(num_bytes)
 
     def come(self, check_queue: Callable[[], None]) -> None:
         """Count it as on its way to the queue, unless ``check_queue`` raises OverCapacityError."""
@@ -225,9 +287,17 @@ class SideJob(_Body):
     """One tokenizer request."""
 
     def __init__(
-        self, admission: Admission, settings: ServerSettings, turn: asyncio.Semaphore, reads_chats: bool
+        self, work: SideWork, settings: ServerSettings, turn: asyncio.Semaphore, tenant: str, reads_chats: bool
     ) -> None:
         most = settings.max_body_bytes
-        super().__init__(admission, settings, most if reads_chats else min(most, settings.max_side_body_bytes))
+        super().__init__(settings, most if reads_chats else min(most, settings.max_side_body_bytes))
+        self._work = work
+        self._tenant = tenant
         self.turn = turn
         """Held while it works, not while its body arrives."""
+
+    def _hold(self, num_bytes: int) -> None:
+        self._work.hold(self._tenant, num_bytes, self._num_held_bytes)
+
+    def _release(self, num_bytes: int) -> None:
+        self._work.release(self._tenant, num_bytes)

@@ -81,8 +81,12 @@ class ServerSettings:
     max_header_bytes: int = 16 << 10
     max_buffered_bytes: int = 256 << 20
     """Most bytes of all request bodies that are read or tokenized at one time, tokenizer requests included."""
+    max_side_buffered_bytes: int = 64 << 20
+    """Most bytes of these that tokenizer requests (``limits``) have together, so that generating requests always have
+    room: a quarter. One alone may have as many as its body may."""
     max_side_body_bytes: int = 1 << 20
-    """Most bytes of the body of a tokenizer request (/tokenize, /detokenize)."""
+    """Most bytes of the body of /tokenize and /detokenize. The body of /v1/messages/count_tokens may have as many as
+    that of the message whose tokens it counts (``max_body_bytes``)."""
     max_side_jobs: int = 64
     """Most tokenizer requests in the server; they take no place in the engine's queue."""
     max_running_side_jobs: int = 2

@@ -17,6 +17,7 @@ import msgspec
 from jettison.live.engine.api import EngineClient, EngineInfo
 from jettison.server.batches.inputs import whole_cause
 from jettison.server.batches.lines import Line, LineError, parse_line, read_lines
+from jettison.server.batches.patience import prepared_patiently
 from jettison.server.batches.records import BatchError, Result, error_line
 from jettison.server.chat import ChatEndpoint
 from jettison.server.chat_renderer import TemplateSettings
@@ -157,6 +158,6 @@ async def _check_line(
 
 async def _sizes(endpoint: GenerationEndpoint, line: Line) -> tuple[int, int]:
     """Prompt tokens, and most output tokens, of a line. Raises ApiError."""
-    plan, prompts, _ = await endpoint.prepare(line.body)
+    plan, prompts, _ = await prepared_patiently(endpoint, line.body)
     generation = endpoint.generation(plan, prompts, 0, "")
     return generation.num_prompt_tokens, sum(job.request.params.max_tokens for job in generation.jobs)

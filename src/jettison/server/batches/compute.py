@@ -12,8 +12,10 @@ from starlette.types import Message
 from jettison.errors import NotReadyError, OverCapacityError
 from jettison.live.engine.api import TokenEvent
 from jettison.server.batches.lines import Line
+from jettison.server.batches.patience import AGAIN_S, prepared_patiently
 from jettison.server.batches.records import BatchError, Result, error_line, new_id, output_line
 from jettison.server.choice import Delta
+from jettison.server.compiling import TENANT
 from jettison.server.endpoint import GenerationEndpoint, WireAnswer
 from jettison.server.errors import ApiError, as_api_error
 from jettison.server.generation import Generation, Job
@@ -25,8 +27,6 @@ from jettison.types import NANOSECONDS
 
 MAX_ATTEMPTS = 3
 """Most attempts at a line that fails while the engine can serve."""
-AGAIN_S = 1.0
-"""Seconds between two attempts."""
 
 
 class Prepared:
@@ -55,11 +55,14 @@ class Computer:
         """Monotonic minus wall clock, read once, so that all lines of a batch have the same deadline to the nanosecond;
         else their deadlines would order them."""
 
-    async def prepare(self, endpoint: GenerationEndpoint, number: int, line: Line) -> Prepared | Result:
+    async def prepare(
+        self, endpoint: GenerationEndpoint, number: int, line: Line, tenant: str
+    ) -> Prepared | Result:
         """Check a line again and prepare it, as the server may have been restarted with another model. A result: the
         line cannot run."""
+        TENANT.set(tenant)
         try:
-            plan, prompts, answer = await endpoint.prepare(line.body)
+            plan, prompts, answer = await prepared_patiently(endpoint, line.body)
             return Prepared(replace(plan, wants_offline=True), prompts, answer)
         except ApiError as error:
             return _failed(number, line.custom_id, error)
@@ -84,7 +87,7 @@ class Computer:
                 if told.status < 500 or num_failed == MAX_ATTEMPTS:
                     return _failed(number, line.custom_id, told)
                 await asyncio.sleep(AGAIN_S)
-            again = await self.prepare(endpoint, number, line)  # a new answer: the old one has collected text
+            again = await self.prepare(endpoint, number, line, tenant)  # a new answer: the old one has collected text
             if isinstance(again, Result):
                 return again
             prepared = again

@@ -213,7 +213,8 @@ class BatchRun:
         self, running: asyncio.TaskGroup, endpoint: GenerationEndpoint, number: int, line: Line | Result
     ) -> None:
         tools, batch = self._tools, self.batch
-        prepared = line if isinstance(line, Result) else await tools.computer.prepare(endpoint, number, line)
+        tenant = tools.state.keys.tenant_of(batch.owner)
+        prepared = line if isinstance(line, Result) else await tools.computer.prepare(endpoint, number, line, tenant)
         if isinstance(prepared, Result):
             await tools.results.put(batch.seq, prepared)
             return

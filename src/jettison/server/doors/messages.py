@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from jettison.errors import OverCapacityError
 from jettison.server.chat import ChatEndpoint
+from jettison.server.compiling import TENANT
 from jettison.server.doors.message_answer import MessageAnswer
 from jettison.server.doors.message_input import RENAMED, chat_of
 from jettison.server.doors.message_tables import MessageFields
@@ -54,9 +55,11 @@ class MessagesEndpoint(ChatEndpoint):
         """The tokens of the prompt that a message's request would make."""
         check_content_type(request.scope)
         state = self.state
+        tenant = state.keys.tenant(request.headers.get("authorization", "").encode("latin-1"))
         try:
-            async with state.admission.side_job(reads_chats=True) as job:
+            async with state.admission.side.job(tenant, reads_chats=True) as job:
                 body = await job.read_body(request.receive)
+                TENANT.set(tenant)
                 async with job.turn:
                     fields = parse_fields(parse_json(body), MessageFields, state.warnings)
                     # Nothing is generated, so what an answer has to look like matters not.

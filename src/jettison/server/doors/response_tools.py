@@ -79,9 +79,9 @@ def _add(made: list[Chat], names: dict[str, Called], tool: Item, path: str, name
     if isinstance(function["name"], str):  # what else it is the chat says
         own = function["name"]
         function["name"] = full_name(namespace, own)
-        if function["name"] in names:
+        called = Called(kind, own, namespace)
+        if names.setdefault(function["name"], called) != called:  # a call of it could be either's
             raise bad_request(f"{path}.name: there is another tool of this name.", f"{path}.name")
-        names[function["name"]] = Called(kind, own, namespace)
     made.append({"type": "function", "function": {
         name: value for name, value in function.items() if value is not None}})
 
