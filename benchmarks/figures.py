@@ -109,6 +109,14 @@ def _demo_seeds(document: Document) -> str:
     )  # fmt: skip
 
 
+@block("constraints")
+def _constraints(document: Document) -> str:
+    names = {"own": "our own schemas and grammars", "suite": "JSON Schema's test suite"}
+    keys = ("asked", "compiled", "p50_ms", "p99_ms", "most_ms")
+    shown = [[name, *(document[part][key] for key in keys)] for part, name in names.items()]
+    return table(("constraints", "asked for", "compiled", "P50, ms", "P99, ms", "most, ms"), shown)
+
+
 @block("coserving")
 def _coserving(document: Document) -> str:
     names = {"alone": "chat alone, the same objectives", "alone512": "chat alone, steps of 512 tokens",
