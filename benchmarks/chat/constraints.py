@@ -1,8 +1,8 @@
 """How many schemas and grammars can be compiled, and how long that takes: 300 of our own, and JSON Schema's test suite.
 
 Compiled in this process, as the server's child process does, without the pipe between the two (0.1 ms) and without its
-bounds (0.8 s of the processor, 48 MiB). Times are of the processor, as the bound is. ``--bomb`` adds a schema that is beyond them, through the child, and tells in
-what time it was refused.
+bounds (0.8 s of the processor, 48 MiB). Times are of the processor, as the bound is. ``--bomb`` adds a schema that is
+beyond them, through the child, and tells in what time it was refused.
 """
 
 from __future__ import annotations
