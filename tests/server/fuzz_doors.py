@@ -28,6 +28,8 @@ from jettison.live.experiments.server_process import ServerProcess
 
 ALLOWED = (200, 400, 404, 409, 413, 429)
 SEED = 20261127
+_NAMES = {"compiler": "jettison.server.compile_process", "checks": "jettison.server.batches.check_process"}
+"""Processes that come and go, by the module that they run: they are no growth of the workers."""
 
 
 def judge(at: int, case: DoorCase, answer: httpx.Response) -> None:
@@ -50,12 +52,15 @@ def of_a_file(case: DoorCase, files: list[str]) -> DoorCase:
 
 
 def rss_bytes(server: Server) -> dict[str, int]:
-    """Of the server, of the process that compiles grammars, and of its other processes together."""
+    """Of the server, of the processes that compile grammars and check batches, and of its workers together."""
     own = psutil.Process(server.process.pid)
     sizes = Counter({"server": own.memory_info().rss})
     for child in own.children(recursive=True):
-        name = "compiler" if "jettison.server.compile_process" in child.cmdline() else "workers"
-        sizes[name] += child.memory_info().rss
+        try:
+            line, num_bytes = child.cmdline(), child.memory_info().rss
+        except psutil.NoSuchProcess:  # a check of a batch that has ended meanwhile
+            continue
+        sizes[next((name for name, module in _NAMES.items() if module in line), "workers")] += num_bytes
     return dict(sizes)
 
 
