@@ -16,12 +16,12 @@ from jettison.core.ports import Record
 from jettison.live.engine.move_log import newest_records
 from jettison.policy.slo import Objectives
 from jettison.server.app import create_app
-from jettison.server.console.feed import MOST_ANSWERS, MOST_EVENTS
-from jettison.server.console.journal import NUM_ROWS, Journal, Row, quantile
-from jettison.server.console.routes import static_files
-from jettison.server.console.settings import ConsoleSettings
-from jettison.server.console.way import Usual, way_of
-from jettison.server.console.words import KINDS, UNTOLD, told
+from jettison.server.console.feed import MOST_ANSWERS, MOST_EVENTS, MOST_RECORDS
+from jettison.server.console.journal import MOST_CHOICES, NUM_KEPT, Journal, Row, quantile
+from jettison.server.console.routes import MOST_ASKED, static_files
+from jettison.server.console.settings import ConsoleSettings, no_records
+from jettison.server.console.way import Meanwhile, Usual, way_of
+from jettison.server.console.words import KINDS, UNTOLD, told, told_all
 from jettison.server.settings import ServerSettings
 
 S = 1_000_000_000
@@ -59,8 +59,8 @@ def client_of(tokenizer, clock):
     def make(engine=None, records=(), *, console=None, **settings):
         log = list(records)
 
-        def since(after_ns, most):
-            return [record for record in log if record.time_ns > after_ns][-most:]
+        def since(*asked):
+            return newest_records((deque(log),), *asked)
 
         console = console or ConsoleSettings(records=since, clock=clock)
         told = ServerSettings(**({"model_names": ("fake",), "default_seed": 1, "console": console} | settings))
@@ -206,6 +206,15 @@ async def test_events_come_once_and_are_bounded(client_of, clock):
         told_now = answer.json()
         assert len(told_now["events"]) == MOST_EVENTS and told_now["left_out"] == 2 * MOST_EVENTS
         assert [event["n"] for event in told_now["events"]][-1] == told_now["last_event"] == 1 + 3 * MOST_EVENTS
+        assert (await client.get("/console/data")).json()["left_out"] == 0  # another page, which begins to watch now
+        clock.now_ns += S
+        num_more = MOST_RECORDS + 70
+        for at in range(2 * num_more):  # more than is read for a snapshot, and half of them of no use to the page
+            kind, ids = ("preempted", ["r"]) if at % 2 else ("chunk_overtaken", [])
+            client.log.append(Record(kind, clock.now_ns, {"group": 0, "reason": "w", "request_ids": ids, "tokens": at}))
+        burst = (await client.get(f"/console/data?after={told_now['last_event']}")).json()
+        assert len(burst["events"]) == MOST_EVENTS and burst["left_out"] == num_more - MOST_EVENTS
+        told_now = burst
         clock.now_ns += S
         quiet = await client.get(f"/console/data?after={told_now['last_event']}")
         assert quiet.json()["events"] == [] and quiet.json()["left_out"] == 0
@@ -216,10 +225,10 @@ async def test_events_come_once_and_are_bounded(client_of, clock):
 async def test_lists_are_bounded_in_bytes(client_of):
     async with client_of() as client:
         journal = client.state.journal
-        for at in range(NUM_ROWS + 50):
-            journal.rows.append(row(request_id=f"r-{at}", names=(HOSTILE * 4, "x"), first_ns=at))
+        for at in range(NUM_KEPT + 50):
+            journal.add([row(request_id=f"r-{at}", names=(HOSTILE * 4, "x"), first_ns=at)])
         lists = await client.get("/console/requests")
-        assert lists.json()["num_kept"] == NUM_ROWS and len(lists.content) < 40_000
+        assert lists.json()["num_kept"] == NUM_KEPT and len(lists.content) < 40_000
         assert [each["ttft"] for each in lists.json()["slow"]] == sorted(
             (each["ttft"] for each in lists.json()["slow"]), reverse=True)
 
@@ -241,7 +250,7 @@ async def test_a_request_is_found_by_each_of_its_ids(client_of):
         assert HOSTILE not in json.dumps(ways[0])
         missing = await client.get("/console/request", params={"id": "nothing"})
         assert missing.status_code == 404 and missing.json()["error"]["code"] == "request_not_found"
-        for wrong in ("", "x" * 301):
+        for wrong in ("", "x" * 601):
             assert (await client.get("/console/request", params={"id": wrong})).status_code == 400
 
 
@@ -260,8 +269,9 @@ async def test_a_request_under_way_has_a_way_too(serve):
         assert (await served.http.get(f"{served.url}/console/requests")).json()["num_under_way"] in (0, 1)
 
 
-def story(row, records=(), *, usual=(0.1, 0.01), objectives=(None, None), now_ns=4 * S):
-    return way_of(row, now_ns, Usual(*usual), records, Objectives(*objectives), lambda ns: ns / S)
+def story(row, records=(), *, usual=(0.1, 0.01), objectives=(None, None), now_ns=4 * S, is_whole=True):
+    meanwhile = Meanwhile(told_all(records), is_whole)
+    return way_of(row, now_ns, Usual(*usual), meanwhile, Objectives(*objectives), lambda ns: ns / S)
 
 
 def test_a_wait_is_told_with_its_reason_and_what_to_do():
@@ -276,8 +286,23 @@ def test_a_wait_is_told_with_its_reason_and_what_to_do():
     assert any("not dropped: it would not pay" in why for why in declined["why"])
     full = story(row())
     assert any("steps were full" in why for why in full["why"]) and any("More instances" in do for do in full["do"])
+    unread = story(row(), is_whole=False)
+    assert any("log no longer covers" in why for why in unread["why"]) and not any(
+        "instances or cores" in do for do in unread["do"])
+    assert not any("no shortage" in why for why in unread["why"])
     woken = story(row(), [Record("wake_decided", S, {"workers": [1], "reason": "queued"})])
     assert any("--min-awake" in do for do in woken["do"])
+
+
+def test_a_request_under_way_is_not_said_to_have_queued():
+    running = row(scheduled_ns=None, ended_ns=None, reason="", is_timed=False)
+    for unknown in (running, row(scheduled_ns=None, is_timed=False, reason="abort")):
+        way = story(unknown)
+        assert way["stages"][0] == {"name": "first", "s": 3.0}
+        assert not any("before its first step" in why for why in way["why"]) and not way["do"]
+    assert any("known once it has ended" in why for why in story(running)["why"])
+    queued = story(row(scheduled_ns=None, first_ns=None, reason="abort"))  # the engine has told that it never began
+    assert queued["stages"][0] == {"name": "waiting", "s": 4.0}
 
 
 def test_a_prompt_a_preemption_and_an_objective_are_told():
@@ -317,9 +342,21 @@ def test_the_newest_records_of_two_logs():
     first = [Record("a", at, {}) for at in (1, 3, 5)]
     second = [Record("b", at, {}) for at in (2, 4)]
     logs = (deque(first), deque(second))
-    assert [r.time_ns for r in newest_records(logs, 1, 10)] == [2, 3, 4, 5]
-    assert [r.time_ns for r in newest_records(logs, 0, 2)] == [4, 5]
-    assert newest_records(logs, 5, 10) == []
+
+    def read(after_ns, most, kinds="ab", until_ns=None):
+        part = newest_records(logs, after_ns, most, kinds, until_ns)
+        return [record.time_ns for record in part.records], part.num_older, part.is_whole
+
+    assert read(1, 10) == ([2, 3, 4, 5], 0, True)
+    assert read(0, 2) == ([4, 5], 3, False)
+    assert read(5, 10) == ([], 0, True)
+    assert read(1, 10, "ab", 4) == ([2, 3, 4], 0, True)
+    assert read(1, 10, "b", 3) == ([2], 0, True)
+    assert read(7, 10, "ab", 3) == ([], 0, True)
+    logs = (deque(first, maxlen=2), deque(second))  # the first has forgotten what was before 3
+    assert read(2, 10) == ([3, 4, 5], 0, False)
+    assert read(3, 10) == ([4, 5], 0, True)
+    assert not no_records(0, 10, KINDS).is_whole
 
 
 def test_the_journal_is_bounded_and_counts_the_last_minute():
@@ -328,3 +365,70 @@ def test_the_journal_is_bounded_and_counts_the_last_minute():
         journal.note_first(at, 10.0 - at)
     assert journal.firsts_since(6) == [1.0, 2.0, 3.0]
     assert quantile([], 0.5) is None and quantile([1.0, 2.0], 0.5) == 1.0 and quantile([1.0, 2.0], 0.99) == 2.0
+
+
+async def test_a_host_of_the_client_s_making_opens_no_other_key_s_requests(client_of):
+    document = {"model": "fake", "prompt": "hi", "max_tokens": 3}
+    async with client_of(api_keys=("k1", "k2"), admin_keys=("boss",)) as client:
+        made = (await client.post("/v1/completions", json=document, headers=KEY)).json()["id"]
+        for host in ("x/health?", "x/ping#", "test/health?/"):
+            hostile = OTHER | {"host": host}
+            assert (await client.get("/console/requests", headers=hostile)).json()["num_kept"] == 0
+            assert (await client.get("/console/request", params={"id": made}, headers=hostile)).status_code == 404
+
+
+async def test_whose_requests_a_reader_without_a_label_sees(client_of):
+    document = {"model": "fake", "prompt": "hi", "max_tokens": 3}
+    is_open = ConsoleSettings(is_open=True)
+    for settings, seen in (({"api_keys": ("k1",)}, 1), ({"api_keys": ("k1",), "keys_may_change": True}, 0)):
+        async with client_of(console=is_open, **settings) as client:
+            await client.post("/v1/completions", json=document, headers=KEY)
+            assert (await client.get("/console/requests")).json()["num_kept"] == seen
+            client.state.keys.replace(["k2"])  # a rotation
+            assert (await client.get("/console/requests", headers=OTHER)).json()["num_kept"] == seen
+
+
+async def test_a_batch_and_many_choices_displace_no_chat(client_of, clock):
+    async with client_of() as client:
+        journal = client.state.journal
+        await client.post("/v1/completions", json={"model": "fake", "prompt": "hi", "max_tokens": 2, "n": 3})
+        for at in range(2 * NUM_KEPT):
+            journal.add([row(request_id=f"b-{at}", names=(f"line-{at}",), is_offline=True)])
+        lists = (await client.get("/console/requests")).json()
+        assert lists["num_kept"] == NUM_KEPT + 1 and len(journal.online) == 1
+        assert [each["choices"] for each in lists["slow"]] == [3]
+        many = {"model": "fake", "prompt": "hi", "max_tokens": 1, "n": MOST_CHOICES + 4}
+        made = (await client.post("/v1/completions", json=many)).json()["id"]
+        way = (await client.get("/console/request", params={"id": made})).json()
+        assert len(way["choices"]) == MOST_CHOICES and way["choices"][0]["choices"] == MOST_CHOICES + 4
+        assert len(journal.online) == 2
+
+
+async def test_requests_with_one_id_are_told_apart(client_of):
+    async with client_of() as client:
+        asked = {"model": "fake", "prompt": "hi", "max_tokens": 2}
+        same = [(await client.post("/v1/completions", json=asked, headers={"x-request-id": "same"})).json()["id"]
+                for _ in range(3)]
+        way = (await client.get("/console/request", params={"id": "same"})).json()
+        assert [each["id"] for each in way["choices"]] == same[-1:] and way["num_others"] == 2
+        way = (await client.get("/console/request", params={"id": same[0]})).json()
+        assert [each["id"] for each in way["choices"]] == same[:1] and way["num_others"] == 0
+
+
+async def test_lists_and_ways_share_a_bound_and_each_record_is_told_once(client_of, clock, monkeypatch):
+    async with client_of() as client:
+        client.state.journal.add([row(request_id=f"r-{at}", arrival_ns=clock.now_ns, ended_ns=clock.now_ns + 4 * S)
+                                  for at in range(MOST_CHOICES)])
+        for at in range(40):
+            client.log.append(Record("preempted", clock.now_ns + S, {"group": 0, "request_ids": ["r"], "tokens": at}))
+        client.log.append(Record("preempted", clock.now_ns + 9 * S, {"group": 0, "request_ids": ["r"], "tokens": 1}))
+        num_told = []
+        monkeypatch.setattr("jettison.server.console.words.told", lambda record: num_told.append(1) or told(record))
+        choices = (await client.get("/console/request?id=cmpl-1")).json()["choices"]
+        assert [len(each["events"]) for each in choices] == [40] * MOST_CHOICES and len(num_told) == 40
+        paths = ("/console/request?id=cmpl-1", "/console/requests")
+        answers = [await client.get(paths[at % 2]) for at in range(MOST_ASKED)]
+        assert [each.status_code for each in answers] == [200] * (MOST_ASKED - 1) + [429]
+        assert answers[-1].headers["retry-after"] and (await client.get("/console/data")).status_code == 200
+        clock.now_ns += S
+        assert (await client.get("/console/requests")).status_code == 200

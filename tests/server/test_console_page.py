@@ -13,6 +13,7 @@ from fake_engine import FakeEngine
 from browser import ARGUMENTS, FAULTS_OF_LAYOUT, SCHEMES, WIDTHS, Watch, chromium
 from jettison.core.observing import OfflineGauges
 from jettison.core.ports import Record
+from jettison.live.engine.api import LogPart
 from jettison.server.console.settings import ConsoleSettings
 from jettison.server.tokenizer import Tokenizer
 
@@ -60,8 +61,8 @@ async def test_a_pipeline_a_sleeper_a_death_and_reasons(serve, page_of, width, s
     }  # fmt: skip
     now = [fields]
 
-    def records(after_ns, most):
-        return [Record("drop_decided", after_ns + 1, now.pop())] if now else []
+    def records(after_ns, *_):
+        return LogPart([Record("drop_decided", after_ns + 1, now.pop())] if now else [], 0, is_kept=True)
 
     engine.offline = OfflineGauges(offline_waiting=2, offline_running=3, offline_hosted=1, offline_blocks=1)
     console = ConsoleSettings(records=records)

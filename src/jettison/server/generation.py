@@ -16,7 +16,7 @@ from starlette.types import Receive
 from jettison.live.engine.api import EngineClient, RequestTimings, TokenEvent
 from jettison.server.attainment import Verdict
 from jettison.server.choice import ChoiceText, Delta
-from jettison.server.console.journal import Journal, Row
+from jettison.server.console.journal import MOST_CHOICES, Journal, Row
 from jettison.server.errors import ApiError
 from jettison.server.metrics import NANOSECONDS, ServerMetrics
 from jettison.server.prompts import Prompt
@@ -53,6 +53,8 @@ class Job:
     """When the front end got its first token; None: not yet."""
     verdict: Verdict | None = None
     """Judgement of its latencies; None before its first token, and for an offline request."""
+    row: Row | None = None
+    """For the console, once it is over."""
 
 
 class Generation:
@@ -76,6 +78,8 @@ class Generation:
         self.num_beside = 0
         """Other requests in the server when it came."""
         self.client_is_gone = False
+        self._num_open = 0
+        """Jobs that were submitted and are not over."""
         self._abort_error: ApiError | None = None
 
     @property
@@ -103,6 +107,7 @@ class Generation:
         try:
             for job in self.jobs:
                 job.events = self._engine.submit(job.request, is_further=job.index > 0)
+                self._num_open += 1
         except BaseException:
             self._abandon()
             raise
@@ -237,18 +242,30 @@ class Generation:
         self._metrics.count_finished(reason, num_prompt, num_output, timings)
         if reason != "abort" and not job.is_offline:
             self._judge(job, reason)
+        self._num_open -= 1
         if self._journal is not None:
-            timings = None if event is None else event.timings
-            self._journal.rows.append(self._row(job, reason, timings, time.monotonic_ns()))
+            job.row = self._row(job, reason, None if event is None else event.timings, time.monotonic_ns())
+            if not self._num_open:
+                rows = [job.row for job in self.jobs[:MOST_CHOICES] if job.row is not None]
+                self._journal.add(rows or [job.row])
         if self._record is not None:
             request = job.request
             self._record(
                 request.arrival_ns, num_prompt, num_output, job.num_cached_tokens, job.is_offline, request.tenant
             )
 
-    def rows(self) -> list[Row]:
-        """Its choices that are not over, as the console lists them."""
-        return [self._row(job, "", None, None) for job in self.jobs if not job.is_over]
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.jobs[0].request.tenant
+
+    def is_named(self, name: str) -> bool:
+        """Whether this is an id of it: the answer's, the HTTP request's, or the engine's of one of its choices."""
+        return name in self.names or any(name == job.request.request_id for job in self.jobs)
+
+    def rows(self, most: int) -> list[Row]:
+        """Its first choices, so many at most, as the console shows them while it is under way."""
+        return [job.row or self._row(job, "", None, None) for job in self.jobs[:most]]
 
     def _row(self, job: Job, reason: str, timings: RequestTimings | None, ended_ns: int | None) -> Row:
         request = job.request
@@ -258,5 +275,5 @@ class Generation:
             scheduled_ns=None if timings is None else timings.first_scheduled_ns, first_ns=job.first_ns,
             ended_ns=ended_ns, num_prompt=len(job.prompt.token_ids), num_cached=job.num_cached_tokens,
             num_output=job.text.num_tokens, num_preemptions=0 if timings is None else timings.num_preemptions,
-            num_beside=self.num_beside,
+            num_beside=self.num_beside, is_timed=timings is not None, num_choices=len(self.jobs),
         )

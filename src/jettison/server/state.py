@@ -49,6 +49,8 @@ class ServerState:
         self.journal = Journal() if settings.console.is_on else None
         """Requests that ended, for the console."""
         self.generations: set[Generation] = set()
+        self.lines: set[Generation] = set()
+        """Lines of batches under way, for the console: their service ends them itself."""
         self._is_draining = False
 
     @property

@@ -8,14 +8,30 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from jettison.core.observing import NO_OFFLINE, OfflineGauges
-from jettison.core.ports import StoredWork
+from jettison.core.ports import Record, StoredWork
 from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
 from jettison.types import FinishReason, Request, RequestId, SampledToken, TokenLogprobs
 
 EngineState = Literal["loading", "ready", "draining", "failed"]
+
+
+class LogPart(NamedTuple):
+    """What was read of the event log for a span of time."""
+
+    records: Sequence[Record]
+    """Oldest first."""
+    num_older: int
+    """Records of that span that were left out because they were too many: they are older than ``records``."""
+    is_kept: bool
+    """Whether the log still has the whole span: it keeps so many records and forgets older ones."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether ``records`` are all there were."""
+        return self.is_kept and not self.num_older
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from pathlib import Path
 
 from jettison.config import EngineConfig
@@ -21,7 +21,7 @@ from jettison.core.controlstream import LINK_GRACE_S
 from jettison.cost.deployment import deployment_to_document
 from jettison.device.model.identity import WeightsIdentity, agreed_identity
 from jettison.errors import JettisonError, NotReadyError, OverCapacityError, RequestError, TooLongError
-from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, TokenEvent
+from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, LogPart, TokenEvent
 from jettison.live.engine.assembly import Assembly, assemble
 from jettison.live.engine.crew import Crew
 from jettison.live.engine.deployed import deployment_of
@@ -340,9 +340,9 @@ class Engine:
         """Decisions and milestones so far, times in seconds since the engine was made: ``GET /jettison/events``."""
         return log_document((self.event_log, self._preempted_log), self.started_ns, time.monotonic_ns())
 
-    def records_since(self, after_ns: int, most: int) -> list[ports.Record]:
+    def records_since(self, after_ns: int, most: int, kinds: Container[str], until_ns: int | None = None) -> LogPart:
         """The newest decisions and milestones: see ``move_log.newest_records``."""
-        return newest_records((self.event_log, self._preempted_log), after_ns, most)
+        return newest_records((self.event_log, self._preempted_log), after_ns, most, kinds, until_ns)
 
     def deployment_document(self) -> dict[str, object]:
         """What runs here, for a simulation of it (``cost.deployment``): ``GET /jettison/deployment``.

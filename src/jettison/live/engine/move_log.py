@@ -6,19 +6,21 @@ Everything else about them is in the event log (``GET /jettison/events``, and th
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from heapq import merge
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any
 
 from jettison.core.cluster import ClusterCore
 from jettison.core.ports import Record
+from jettison.live.engine.api import LogPart
 from jettison.types import LayerRange, WorkerId
 
 log = logging.getLogger(__name__)
 
-Logs = Iterable[deque[Record]]
+Logs = Sequence[deque[Record]]
 """Event logs, each in the order of time."""
 
 
@@ -29,10 +31,25 @@ def log_document(logs: Logs, start_ns: int, now_ns: int) -> dict[str, object]:
     return {"now_s": (now_ns - start_ns) / 1e9, "events": events}
 
 
-def newest_records(logs: Logs, after_ns: int, most: int) -> list[Record]:
-    """The newest records later than ``after_ns``, oldest first, at most ``most``; the time is O(those)."""
-    newer = [takewhile(lambda record: record.time_ns > after_ns, reversed(each)) for each in logs]
-    return list(islice(merge(*newer, key=lambda record: record.time_ns, reverse=True), most))[::-1]
+def newest_records(
+    logs: Logs, after_ns: int, most: int, kinds: Container[str], until_ns: int | None = None
+) -> LogPart:
+    """The newest records of these kinds, later than ``after_ns`` and not later than ``until_ns`` (None: until now), at
+    most ``most``. The time is O(records of that span)."""
+    spans = [_span(each, after_ns, until_ns) for each in logs]
+    found = [[record for record in span if record.kind in kinds] for span in spans]
+    newest = list(islice(merge(*found, key=lambda record: record.time_ns, reverse=True), most))[::-1]
+    is_kept = all(len(each) != each.maxlen or each[0].time_ns <= after_ns for each in logs)
+    return LogPart(newest, sum(map(len, found)) - len(newest), is_kept)
+
+
+def _span(records: deque[Record], after_ns: int, until_ns: int | None) -> Iterable[Record]:
+    """Those later than ``after_ns`` and not later than ``until_ns``, newest first."""
+    first = bisect_right(records, after_ns, key=lambda record: record.time_ns)
+    end = len(records)
+    if until_ns is not None:
+        end = bisect_right(records, until_ns, key=lambda record: record.time_ns)
+    return islice(reversed(records), len(records) - end, len(records) - min(first, end))
 
 
 def log_move(record: Record, core: ClusterCore) -> None:

@@ -106,14 +106,19 @@ class Computer:
     ) -> Result:
         deadline_ns = self.deadline_ns(expires_at)
         generation = endpoint.generation(prepared.plan, prepared.prompts, time.monotonic_ns(), tenant, deadline_ns)
-        generation.submit()
+        generation.names = (prepared.answer.id, line.custom_id)
 
         async def keep(job: Job, event: TokenEvent, delta: Delta) -> None:
             is_first = job.num_events == 0 and job.is_first_sample
             self._note_tokens(len(delta.token_ids) + (len(job.prompt.token_ids) if is_first else 0))
             prepared.answer.collect(job, event, delta)
 
-        await generation.run(_silence, keep)
+        self._state.lines.add(generation)
+        try:
+            generation.submit()
+            await generation.run(_silence, keep)
+        finally:
+            self._state.lines.discard(generation)
         self._note_answer(generation.num_output_tokens)
         return Result(number, False, self._output(line, prepared.answer, generation))
 

@@ -14,7 +14,7 @@ import jettison
 from jettison.core.ports import Record
 from jettison.server.console.journal import Journal, quantile
 from jettison.server.console.picture import at_work, groups, instances
-from jettison.server.console.words import told
+from jettison.server.console.words import KINDS, told
 from jettison.server.errors import ApiError
 from jettison.server.json_out import encode
 from jettison.server.state import ServerState
@@ -29,7 +29,7 @@ MOST_EVENTS = 60
 FIRST_LOOK_NS = 600 * NANOSECONDS
 """The first page in a while is told of events so far back."""
 MOST_RECORDS = 500
-"""Records read for one snapshot."""
+"""Records read for one snapshot; what is older is left out, and counted."""
 WINDOW_NS = 60 * NANOSECONDS
 """Of quantiles of first tokens."""
 RATE_NS = 5 * NANOSECONDS
@@ -57,6 +57,7 @@ class Feed:
         self._head = b""
         self._events: deque[tuple[int, bytes]] = deque(maxlen=MOST_RECORDS)
         self._num_events = 0
+        """Those that were left out have numbers, too."""
         self._seen_ns = 0
         """Time of the newest record that was read."""
         self._reasons: dict[str, str] = {}
@@ -65,9 +66,9 @@ class Feed:
         self.num_made = 0
         """Snapshots so far."""
 
-    def answer(self, after: int) -> bytes:
-        """The document for a page that has the events up to number ``after``. Raises ApiError 429 where too many pages
-        ask."""
+    def answer(self, after: int | None) -> bytes:
+        """The document for a page that has the events up to number ``after``; None: its first. Raises ApiError 429
+        where too many pages ask."""
         now_ns = self._clock()
         if self._made_ns is None or not 0 <= now_ns - self._made_ns < PERIOD_NS:
             self._make(now_ns)
@@ -75,10 +76,9 @@ class Feed:
             message = f"At most {MOST_ANSWERS} pages can watch this server: close some."
             raise ApiError(429, message, code="too_many_viewers", headers={"retry-after": "5"})
         self._num_answers += 1
-        newer = [body for number, body in self._events if number > after]
-        left_out = max(0, self._num_events - max(0, after) - MOST_EVENTS) if after < self._num_events else 0
-        events = b",".join(newer[-MOST_EVENTS:])
-        return b"%s,\"left_out\":%d,\"events\":[%s]}" % (self._head, left_out, events)
+        newer = [body for number, body in self._events if number > (after or 0)][-MOST_EVENTS:]
+        left_out = 0 if after is None else max(0, self._num_events - after - len(newer))
+        return b"%s,\"left_out\":%d,\"events\":[%s]}" % (self._head, left_out, b",".join(newer))
 
     def _make(self, now_ns: int) -> None:
         self._read_events(now_ns)
@@ -89,7 +89,9 @@ class Feed:
 
     def _read_events(self, now_ns: int) -> None:
         after_ns = max(self._seen_ns, now_ns - FIRST_LOOK_NS)
-        for record in self._state.settings.console.records(after_ns, MOST_RECORDS):
+        part = self._state.settings.console.records(after_ns, MOST_RECORDS, KINDS)
+        self._num_events += part.num_older
+        for record in part.records:
             self._seen_ns = max(self._seen_ns, record.time_ns)
             self._add(record)
 

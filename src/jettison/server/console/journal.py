@@ -1,7 +1,8 @@
-"""The last requests that ended, a row each: when they came and got what, in numbers. No text of any of them.
+"""The last requests that ended: when they came and got what, in numbers. No text of any of them.
 
-One row is made for each choice of an answer, at its end; ``NUM_ROWS`` are kept. Times are nanoseconds of the monotonic
-clock.
+A row is made for each of the first ``MOST_CHOICES`` choices of an answer, at its end. A request is kept once all its
+choices are over: ``NUM_KEPT`` online ones, and as many offline ones, so that a batch displaces no chat. Times are
+nanoseconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import merge, nlargest
 
-NUM_ROWS = 1000
-"""Rows kept: 1,000 of them are about 500 KB."""
+NUM_KEPT = 1000
+"""Requests kept of either class: 1,000 with one choice each are about 500 KB."""
+MOST_CHOICES = 16
+"""Choices of one request that are kept and told."""
 NUM_FIRSTS = 20_000
 """First tokens kept for quantiles: those of a minute with 333 requests a second."""
 
@@ -40,6 +44,10 @@ class Row:
     num_preemptions: int
     num_beside: int
     """Other requests in the server when it came; batches' lines are not among them."""
+    is_timed: bool = True
+    """Whether the engine has told its milestones, which it does at the end: else ``scheduled_ns`` is not known."""
+    num_choices: int = 1
+    """Of its request."""
 
     @property
     def ttft_ns(self) -> int | None:
@@ -51,12 +59,17 @@ class Row:
         return name == self.request_id or name in self.names
 
 
+Rows = Sequence[Row]
+"""Of the choices of one request, in the order of its choices."""
+
+
 class Journal:
-    """Rows of one server."""
+    """Requests of one server."""
 
     def __init__(self) -> None:
-        self.rows: deque[Row] = deque(maxlen=NUM_ROWS)
-        """In the order of their ends."""
+        self.online: deque[Rows] = deque(maxlen=NUM_KEPT)
+        self.offline: deque[Rows] = deque(maxlen=NUM_KEPT)
+        """Each in the order of their ends."""
         self._firsts: deque[tuple[int, float]] = deque(maxlen=NUM_FIRSTS)
 
     def note_first(self, at_ns: int, ttft_s: float) -> None:
@@ -72,14 +85,24 @@ class Journal:
             found.append(ttft_s)
         return sorted(found)
 
-    def of(self, name: str, tenant: str | None) -> list[Row]:
-        """The choices of a request by any of its ids, newest first; of one tenant, or of all (None)."""
-        return [row for row in reversed(self.rows) if is_of(row, tenant) and row.is_named(name)]
+    def add(self, rows: Rows) -> None:
+        """A request is over; ``rows``: of its first choices, one at least."""
+        (self.offline if rows[0].is_offline else self.online).append(rows)
+
+    def kept(self, tenant: str | None) -> list[Rows]:
+        """Requests of one tenant, or of all (None), those that ended last first."""
+        both = [[rows for rows in reversed(each) if is_of(rows[0].tenant, tenant)]
+                for each in (self.online, self.offline)]
+        return list(merge(*both, key=_ended_ns, reverse=True))
 
 
-def is_of(row: Row, tenant: str | None) -> bool:
-    """Whether a row is a tenant's; None: any tenant's."""
-    return tenant is None or row.tenant == tenant
+def is_of(owner: str, tenant: str | None) -> bool:
+    """Whether what is this owner's may be shown to a tenant; None: to one that sees all."""
+    return tenant is None or owner == tenant
+
+
+def _ended_ns(rows: Rows) -> int:
+    return max(row.ended_ns or 0 for row in rows)
 
 
 def quantile(ascending: Sequence[float], share: float) -> float | None:
@@ -87,7 +110,7 @@ def quantile(ascending: Sequence[float], share: float) -> float | None:
     return ascending[max(0, math.ceil(share * len(ascending)) - 1)] if ascending else None
 
 
-def slowest(rows: Iterable[Row], most: int) -> list[Row]:
-    """Online rows with the latest first tokens, the latest first."""
-    known = [row for row in rows if row.first_ns is not None and not row.is_offline]
-    return sorted(known, key=lambda row: (row.first_ns or 0) - row.arrival_ns, reverse=True)[:most]
+def slowest(requests: Iterable[Rows], most: int) -> list[Row]:
+    """Of the online requests with the latest first tokens the choice that had it, the latest first."""
+    latest = (max(rows, key=lambda row: row.ttft_ns or 0) for rows in requests if not rows[0].is_offline)
+    return nlargest(most, (row for row in latest if row.ttft_ns is not None), key=lambda row: row.ttft_ns or 0)

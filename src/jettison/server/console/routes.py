@@ -6,28 +6,31 @@ import hashlib
 import time
 from collections.abc import Sequence
 from importlib import resources
-from itertools import islice
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from jettison.server.auth import CONSOLE_DATA
-from jettison.server.console.feed import Feed
-from jettison.server.console.journal import Journal, Row, is_of, slowest
-from jettison.server.console.way import Usual, brief, way_of
+from jettison.server.console.feed import PERIOD_NS, Feed
+from jettison.server.console.journal import MOST_CHOICES, NUM_KEPT, Journal, Row, is_of, slowest
+from jettison.server.console.way import Meanwhile, Usual, brief, way_of
+from jettison.server.console.words import KINDS, told_all
 from jettison.server.errors import ApiError, bad_request
+from jettison.server.generation import Generation
 from jettison.server.info_routes import json_response
 from jettison.server.state import ServerState
 from jettison.types import NANOSECONDS
 
 MOST_LISTED = 25
 """Requests in each list."""
-MOST_CHOICES = 16
-"""Choices of one request that are told."""
-MOST_RECORDS = 2000
+MOST_RECORDS = 500
 """Records of the event log that are read for one request's way."""
-MOST_ID_CHARS = 300
+MOST_ASKED = 32
+"""Lists and ways in ``PERIOD_NS``, for all pages together. Each page asks for one in three seconds, and for what its
+reader clicks; more would cost the requests that are served."""
+MOST_ID_CHARS = 600
+"""Longer than the longest ``custom_id`` of a batch's line."""
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -49,6 +52,8 @@ class ConsoleRoutes:
         self._journal = journal
         self._clock = state.settings.console.clock or time.monotonic_ns
         self.feed = Feed(state, journal)
+        self._asked_since_ns = self.feed.start_ns
+        self._num_asked = 0
         self._files = {file.name: _Static(file.name, file.read_bytes()) for file in static_files()}
 
     def routes(self) -> list[Route]:
@@ -76,56 +81,72 @@ class ConsoleRoutes:
         return file.response(request)
 
     async def data(self, request: Request) -> Response:
-        """What the page shows, with the events after number ``after``."""
-        text = request.query_params.get("after", "0")
-        if not (text.isascii() and text.isdigit() and len(text) < 16):
+        """What the page shows, with the events after number ``after``; a page's first ask has none."""
+        text = request.query_params.get("after")
+        if text is not None and not (text.isascii() and text.isdigit() and len(text) < 16):
             raise bad_request("after must be the number of an event.", "after")
-        return Response(self.feed.answer(int(text)), media_type="application/json", headers=_NOT_KEPT)
+        body = self.feed.answer(None if text is None else int(text))
+        return Response(body, media_type="application/json", headers=_NOT_KEPT)
 
     async def requests(self, request: Request) -> Response:
         """Requests under way, the last ones that ended, and those with the latest first tokens among them."""
         now_ns, tenant = self._clock(), self._tenant(request)
-        rows = [row for row in self._journal.rows if is_of(row, tenant)]
-        under_way = sorted(self._under_way(tenant), key=lambda row: row.arrival_ns)
+        self._count(now_ns)
+        kept = self._journal.kept(tenant)
+        under_way = self._under_way(tenant)
         found: dict[str, Sequence[Row]] = {
-            "under_way": under_way[:MOST_LISTED], "recent": list(islice(reversed(rows), MOST_LISTED)),
-            "slow": slowest(rows, MOST_LISTED),
+            "under_way": [each.rows(1)[0] for each in under_way[:MOST_LISTED]],
+            "recent": [rows[0] for rows in kept[:MOST_LISTED]], "slow": slowest(kept, MOST_LISTED),
         }
         lists = {name: [brief(row, now_ns, self._at_s) for row in some] for name, some in found.items()}
-        return json_response(lists | {"num_under_way": len(under_way), "num_kept": len(rows)})
+        return json_response(lists | {"num_under_way": len(under_way), "num_kept": len(kept)})
 
     async def request(self, request: Request) -> Response:
-        """The way of the request with this ``id``: the answer's, the ``x-request-id`` of HTTP, or the engine's."""
+        """The way of the request with this ``id``: the answer's, the ``x-request-id`` of HTTP, or the engine's. Of
+        several with one id the newest is told."""
         name = request.query_params.get("id", "").strip()
         if not 0 < len(name) <= MOST_ID_CHARS:
             raise bad_request(f"id must have from 1 to {MOST_ID_CHARS} characters.", "id")
         now_ns, tenant = self._clock(), self._tenant(request)
-        rows = [row for row in self._under_way(tenant) if row.is_named(name)] or self._journal.of(name, tenant)
-        if not rows:
+        self._count(now_ns)
+        kept = self._journal.kept(tenant)
+        running = [each.rows(MOST_CHOICES) for each in reversed(self._under_way(tenant)) if each.is_named(name)]
+        found = [*running, *(rows for rows in kept if any(row.is_named(name) for row in rows))]
+        if not found:
             raise ApiError(
-                404, f"No such request under way or among the last {self._journal.rows.maxlen} that ended.",
-                code="request_not_found")
-        usual = Usual.of([row for row in self._journal.rows if is_of(row, tenant)])
-        objectives = self._state.engine.objectives()
+                404, f"No such request under way or among the last {NUM_KEPT:,} that ended.", code="request_not_found")
+        rows, usual = found[0], Usual.of(kept)
+        end_ns = max(row.ended_ns or now_ns for row in rows)
         first_ns = min(row.arrival_ns for row in rows)
-        records = self._state.settings.console.records(first_ns, MOST_RECORDS)
-        ways = [
-            way_of(row, now_ns, usual, [r for r in records if row.arrival_ns <= r.time_ns <= (row.ended_ns or now_ns)],
-                   objectives, self._at_s)
-            for row in rows[:MOST_CHOICES]
-        ]
-        return json_response({"choices": ways})
+        part = self._state.settings.console.records(first_ns - 1, MOST_RECORDS, KINDS, end_ns)
+        meanwhile = Meanwhile(told_all(part.records), part.is_whole)
+        objectives = self._state.engine.objectives()
+        ways = [way_of(row, now_ns, usual, meanwhile.of(row, now_ns), objectives, self._at_s) for row in rows]
+        return json_response({"choices": ways, "num_others": len(found) - 1})
 
-    def _under_way(self, tenant: str | None) -> list[Row]:
-        return [row for each in self._state.generations for row in each.rows() if is_of(row, tenant)]
+    def _under_way(self, tenant: str | None) -> list[Generation]:
+        """Requests under way, those of the chat first, then by their arrival."""
+        both = (*self._state.generations, *self._state.lines)
+        found = [each for each in both if is_of(each.tenant, tenant)]
+        return sorted(found, key=lambda each: (each.jobs[0].is_offline, each.jobs[0].request.arrival_ns))
+
+    def _count(self, now_ns: int) -> None:
+        """Raises ApiError 429 where pages ask too often: an answer takes milliseconds of the loop that serves."""
+        if not 0 <= now_ns - self._asked_since_ns < PERIOD_NS:
+            self._asked_since_ns, self._num_asked = now_ns, 0
+        if self._num_asked >= MOST_ASKED:
+            raise ApiError(429, "Too many pages ask for requests at one time: try again in a second.",
+                           code="too_many_viewers", headers={"retry-after": "1"})
+        self._num_asked += 1
 
     def _at_s(self, time_ns: int) -> float:
         return round((time_ns - self.feed.start_ns) / NANOSECONDS, 3)
 
     def _tenant(self, request: Request) -> str | None:
-        """Whose requests may be shown: with several keys each shows its own, a key of administration all."""
+        """Whose requests may be shown: where keys have labels each shows its own, a key of administration all."""
         authorization = request.headers.get("authorization", "").encode("latin-1")
-        if not self._state.admin_keys.is_empty and self._state.admin_keys.admits(request.url.path, authorization):
+        # The path is fixed: one that a client can shape (by its Host, too) may be one that needs no key.
+        if not self._state.admin_keys.is_empty and self._state.admin_keys.admits(CONSOLE_DATA[1], authorization):
             return None
         return self._state.keys.tenant(authorization) or None
 

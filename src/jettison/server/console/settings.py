@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Protocol
 
-from jettison.core.ports import Record
+from jettison.live.engine.api import LogPart
 
 
 class RecentRecords(Protocol):
     """``Engine.records_since``."""
 
-    def __call__(self, after_ns: int, most: int) -> Sequence[Record]:
-        """The newest records later than ``after_ns`` of the monotonic clock, oldest first, at most ``most``."""
+    def __call__(self, after_ns: int, most: int, kinds: Container[str], until_ns: int | None = None) -> LogPart:
+        """The newest records of these kinds, later than ``after_ns`` of the monotonic clock and not later than
+        ``until_ns``, at most ``most``."""
         ...
 
 
-def no_records(after_ns: int, most: int) -> Sequence[Record]:
-    """Of an engine without an event log."""
-    return ()
+def no_records(after_ns: int, most: int, kinds: Container[str], until_ns: int | None = None) -> LogPart:
+    """Of an engine without an event log: what happened is not known."""
+    return LogPart((), 0, is_kept=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from jettison.core.ports import Record
 from jettison.policy.slo import Objectives
-from jettison.server.console.journal import Row, quantile
-from jettison.server.console.words import counted, reason_of, span, told
+from jettison.server.console.journal import Row, Rows, quantile
+from jettison.server.console.words import Told, counted, reason_of, span
 from jettison.types import NANOSECONDS
 
 MOST_EVENTS = 100
@@ -30,9 +30,9 @@ class Usual:
     gap_s: float | None
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Usual:
-        """Of these rows."""
-        online = [row for row in rows if not row.is_offline]
+    def of(cls, requests: Sequence[Rows]) -> Usual:
+        """Of these requests, by the first choice of each."""
+        online = [rows[0] for rows in requests if not rows[0].is_offline]
         firsts = sorted(row.ttft_ns / NANOSECONDS for row in online if row.ttft_ns is not None)
         gaps = sorted(gap for row in online if (gap := gap_s(row)) is not None)
         return cls(quantile(firsts, 0.5), quantile(gaps, 0.5))
@@ -45,12 +45,27 @@ def gap_s(row: Row) -> float | None:
     return (row.ended_ns - row.first_ns) / NANOSECONDS / (row.num_output - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Meanwhile:
+    """What the server did while a request was in it."""
+
+    events: Sequence[tuple[Record, Told]]
+    """Oldest first."""
+    is_whole: bool
+    """Whether these are all: the log keeps so many records, and so many are read."""
+
+    def of(self, row: Row, now_ns: int) -> Meanwhile:
+        """From the row's arrival to its end."""
+        end_ns = row.ended_ns or now_ns
+        return Meanwhile([each for each in self.events if row.arrival_ns <= each[0].time_ns <= end_ns], self.is_whole)
+
+
 @dataclass(slots=True)
 class _Story:
     row: Row
     now_ns: int
     usual: Usual
-    records: Sequence[Record]
+    meanwhile: Meanwhile
     objectives: Objectives
     why: list[str] = field(default_factory=list)
     do: list[str] = field(default_factory=list)
@@ -60,7 +75,13 @@ class _Story:
         return self.row.ended_ns or self.now_ns
 
     @property
+    def is_split(self) -> bool:
+        """Whether it is known which part of the time to its first token was waiting."""
+        return self.row.scheduled_ns is not None or (self.row.is_timed and self.row.first_ns is None)
+
+    @property
     def queue_s(self) -> float:
+        """Where ``is_split``."""
         until = self.row.scheduled_ns or self.row.first_ns or self.end_ns
         return max(0.0, (until - self.row.arrival_ns) / NANOSECONDS)
 
@@ -77,26 +98,23 @@ class _Story:
         return ((self.row.first_ns or self.end_ns) - self.row.arrival_ns) / NANOSECONDS
 
     def happened(self, kinds: Sequence[str], until_ns: int) -> list[Record]:
-        return [r for r in self.records if r.kind in kinds and r.time_ns <= until_ns]
+        return [r for r, _ in self.meanwhile.events if r.kind in kinds and r.time_ns <= until_ns]
 
 
 def way_of(
-    row: Row, now_ns: int, usual: Usual, records: Sequence[Record], objectives: Objectives, at_s: Callable[[int], float]
+    row: Row, now_ns: int, usual: Usual, meanwhile: Meanwhile, objectives: Objectives, at_s: Callable[[int], float]
 ) -> dict[str, Any]:
-    """The document of one choice. ``records``: of the event log, from its arrival to its end; ``at_s``: the page's
-    clock."""
-    story = _Story(row, now_ns, usual, records, objectives)
+    """The document of one choice. ``meanwhile``: from its arrival to its end; ``at_s``: the page's clock."""
+    story = _Story(row, now_ns, usual, meanwhile, objectives)
     _tell_first(story)
     _tell_answer(story)
     if not story.why:
         is_quick = story.first_s < NOTICED_S
         story.why.append("Nothing held it up." if is_quick else "Nothing unusual: others here take about as long.")
-    events: list[dict[str, Any]] = [
-        {"t": at_s(record.time_ns), "what": said.what, "why": said.why, "mine": _is_about(record, row)}
-        for record in records if (said := told(record)) is not None
-    ]
-    events.sort(key=lambda event: (not event["mine"], event["t"]))
-    shown = sorted(events[:MOST_EVENTS], key=lambda event: event["t"])
+    events = [(_is_about(record, row), record.time_ns, said) for record, said in meanwhile.events]
+    first = sorted(events, key=lambda event: (not event[0], event[1]))[:MOST_EVENTS]
+    shown = [{"t": at_s(time_ns), "what": said.what, "why": said.why, "mine": is_mine}
+             for is_mine, time_ns, said in sorted(first, key=lambda event: event[1])]
     return brief(row, now_ns, at_s) | {
         "verdict": _verdict(story), "why": story.why, "do": story.do, "stages": _stages(story), "events": shown,
         "left_out": len(events) - len(shown), "gap": gap_s(row), "usual_gap": usual.gap_s,
@@ -111,7 +129,7 @@ def brief(row: Row, now_ns: int, at_s: Callable[[int], float]) -> dict[str, Any]
         "ttft": None if ttft_ns is None else round(ttft_ns / NANOSECONDS, 4),
         "took": round(((row.ended_ns or now_ns) - row.arrival_ns) / NANOSECONDS, 4), "ended": row.reason,
         "prompt": row.num_prompt, "cached": row.num_cached, "output": row.num_output,
-        "preempted": row.num_preemptions,
+        "preempted": row.num_preemptions, "choices": row.num_choices,
     }
 
 
@@ -144,7 +162,10 @@ def _tell_first(story: _Story) -> None:
     if first_s < NOTICED_S or (usual is not None and first_s < SLOW * usual):
         return
     until_ns = row.first_ns or story.end_ns
-    if story.queue_s >= SHARE * first_s:
+    if not story.is_split:
+        story.why.append("What part of this time it waited, and what part it was computed, is "
+                         + ("not known." if row.reason else "known once it has ended."))
+    elif story.queue_s >= SHARE * first_s:
         _tell_queue(story, until_ns)
     prompt_s = story.prompt_s
     if prompt_s is not None and prompt_s >= SHARE * first_s:
@@ -183,6 +204,8 @@ def _tell_queue(story: _Story, until_ns: int) -> None:
     if drops or declined or preempted:
         story.do.append("Give instances more --memory, or start more of them (--instances); --max-num-queued-reqs "
                         "refuses what would wait too long.")
+    elif not woken and not story.meanwhile.is_whole:
+        story.why.append("The log no longer covers that time whole, so what it waited for is not known.")
     elif not woken:
         story.why.append("The log has no shortage of memory meanwhile, so steps were full of the requests before it.")
         story.do.append("More instances or cores make the queue shorter; --max-num-queued-reqs bounds it.")
@@ -208,9 +231,11 @@ def _tell_answer(story: _Story) -> None:
 
 
 def _stages(story: _Story) -> list[dict[str, Any]]:
-    """Where its time went: waiting, prompt, answer; in seconds."""
+    """Where its time went: waiting and prompt, or both in one where that is all that is known, then answer; in
+    seconds."""
     row = story.row
-    stages = [{"name": "waiting", "s": round(story.queue_s, 4)}]
+    stages = [{"name": "waiting", "s": round(story.queue_s, 4)} if story.is_split
+              else {"name": "first", "s": round(story.first_s, 4)}]
     if story.prompt_s is not None:
         stages.append({"name": "prompt", "s": round(story.prompt_s, 4)})
     if row.first_ns is not None:

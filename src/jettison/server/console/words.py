@@ -30,6 +30,11 @@ class Told(NamedTuple):
     why: str = ""
 
 
+def told_all(records: Sequence[Record]) -> list[tuple[Record, Told]]:
+    """The records that have words, with them."""
+    return [(record, said) for record in records if (said := told(record)) is not None]
+
+
 def told(record: Record) -> Told | None:
     """The record's words; None for one that is of no use without its neighbours, or of a kind that is not known."""
     rung, make = _SENTENCES.get(record.kind, ("", None))

@@ -11,7 +11,7 @@ import * as requests from "./requests.js";
 const VIEWS = ["now", "requests", "chat", "batches"];
 const PERIOD_MS = 1000;
 const LISTS_EVERY = 3; // seconds between two lists of requests or batches
-let after = 0;
+let after = null; // number of the newest event that is known; null: the page's first question
 let latest = null;
 let failures = 0;
 let lostAt = null;
@@ -50,7 +50,7 @@ function take(data) {
     picture.forget();
     now.forgetEvents();
     latest = null;
-    after = 0;
+    after = null;
     return;
   }
   after = data.last_event;
@@ -77,10 +77,26 @@ function failed(error) {
     return notice("This server was started without the console (--no-console).");
   }
   if (error.status === 429) return told("", "too many pages watch", true);
+  if (error.status !== 0) {
+    told("", "no data", true);
+    return notice(error.message);
+  }
   lostAt ??= new Date();
   told("", "no connection", true);
   return notice(`The server does not answer since ${lostAt.toLocaleTimeString()}. What you see is from then. `
     + "Look whether it runs; this page goes on by itself when it is back.");
+}
+
+// What a list cannot tell stands in its view: the connection is told by the data above alone.
+async function refreshLists() {
+  const lists = { requests, batches }[view()];
+  if (!lists) return;
+  try {
+    await lists.refresh();
+    lists.trouble("");
+  } catch (error) {
+    lists.trouble(error.message);
+  }
 }
 
 async function tick() {
@@ -89,13 +105,10 @@ async function tick() {
   isAsking = true;
   const begun = performance.now();
   try {
-    take(await askJson(`console/data?after=${after}`));
+    take(await askJson(after === null ? "console/data" : `console/data?after=${after}`));
     failures = 0;
     lostAt = null;
-    if (ticks % LISTS_EVERY === 0) {
-      if (view() === "requests") await requests.refresh();
-      if (view() === "batches") await batches.refresh();
-    }
+    if (ticks % LISTS_EVERY === 0) await refreshLists();
     ticks += 1;
   } catch (error) {
     failed(error);
@@ -108,8 +121,9 @@ async function tick() {
   }
 }
 
-function askForKey(isWrong) {
+function askForKey(isWrong, isConsole) {
   byId("key-button").hidden = false;
+  if (!isConsole) return; // the view says so: this key, or none, opens the console's data
   say(byId("key-hint"), isWrong ? "The server does not know this key. Give another one."
     : "One of its API keys, as clients send it. It stays in this tab, until the tab is closed.");
   const dialog = byId("key-dialog");

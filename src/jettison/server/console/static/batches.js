@@ -85,6 +85,11 @@ export async function refresh() {
   return data.some((batch) => !OVER.includes(batch.status));
 }
 
+export function trouble(text) {
+  byId("batch-trouble").hidden = !text;
+  say(byId("batch-trouble"), text);
+}
+
 async function start(event) {
   event.preventDefault();
   const file = byId("batch-file").files[0];

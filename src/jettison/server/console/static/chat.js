@@ -3,7 +3,7 @@
 import { byId, counted, el, say, span } from "./dom.js";
 import { post } from "./net.js";
 
-const said = [];
+let conversation = { said: [] }; // its turns; "Begin anew" makes another one
 let running = null; // its AbortController
 let showWay = () => {};
 let models = "";
@@ -31,10 +31,23 @@ async function* events(response) {
   }
 }
 
-async function answer() {
+// The answer's two texts in the page: thoughts, apart, and what is said.
+function parts(body) {
+  const thoughts = el("span", { class: "thoughts" });
+  const holder = el("details", { hidden: true }, el("summary", {}, "Thoughts"), thoughts);
+  body.before(holder);
+  return (piece) => {
+    holder.hidden = false;
+    thoughts.append(piece);
+  };
+}
+
+async function answer(mine) {
+  const { said } = mine;
   const log = byId("chat-log");
   const begun = performance.now();
   const body = bubble("model", "");
+  const think = parts(body);
   let first = null;
   let id = null;
   let text = "";
@@ -51,12 +64,14 @@ async function answer() {
       id ??= chunk.id;
       usage = chunk.usage ?? usage;
       const choice = chunk.choices?.[0];
-      const piece = (choice?.delta?.reasoning_content ?? "") + (choice?.delta?.content ?? "");
-      if (piece && first === null) first = (performance.now() - begun) / 1000;
-      if (piece) {
+      const thought = choice?.delta?.reasoning_content ?? "";
+      const piece = choice?.delta?.content ?? "";
+      if (thought || piece) {
+        first ??= (performance.now() - begun) / 1000;
         text += piece;
         const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-        body.append(piece);
+        if (thought) think(thought);
+        if (piece) body.append(piece);
         if (atEnd) log.scrollTop = log.scrollHeight;
       }
       ended = choice?.finish_reason ?? ended;
@@ -65,8 +80,9 @@ async function answer() {
     if (error.name !== "AbortError") throw error;
     ended = "stopped by you";
   } finally {
-    said.push({ role: "assistant", content: text });
+    said.push({ role: "assistant", content: text }); // thoughts are not sent back
   }
+  if (mine !== conversation) return "stopped by you";
   const took = (performance.now() - begun) / 1000;
   const num = usage ? `, ${counted(usage.completion_tokens, "token")}` : "";
   const told = ended === "length" ? ", cut at its most tokens" : ended === "stopped by you" ? ", stopped by you" : "";
@@ -81,21 +97,22 @@ async function send(event) {
   event.preventDefault();
   const text = byId("chat-text").value.trim();
   if (!text || running) return;
-  said.push({ role: "user", content: text });
+  const mine = conversation;
+  mine.said.push({ role: "user", content: text });
   bubble("you", text);
   byId("chat-text").value = "";
   byId("chat-send").disabled = true;
   byId("chat-stop").disabled = false;
   say(byId("chat-status"), "The model answers.");
   try {
-    const ended = await answer();
+    const ended = await answer(mine);
     say(byId("chat-status"), ended === "stopped by you" ? "Stopped." : "The answer is complete.");
   } catch (error) {
     const stopped = error.name === "AbortError";
-    if (said.at(-1)?.role === "user") said.pop();
-    if (!stopped) byId("chat-log").append(el("p", { class: "failed" }, `No answer: ${error.message}`));
+    if (mine.said.at(-1)?.role === "user") mine.said.pop();
+    if (!stopped && mine === conversation) byId("chat-log").append(el("p", { class: "failed" }, `No answer: ${error.message}`));
     say(byId("chat-status"), stopped ? "Stopped." : "It failed.");
-    if (!stopped && !byId("chat-text").value) byId("chat-text").value = text;
+    if (!stopped && mine === conversation && !byId("chat-text").value) byId("chat-text").value = text;
   } finally {
     running = null;
     byId("chat-send").disabled = false;
@@ -119,8 +136,8 @@ export function setUp(show) {
   byId("chat-form").addEventListener("submit", send);
   byId("chat-stop").addEventListener("click", () => running?.abort());
   byId("chat-clear").addEventListener("click", () => {
+    conversation = { said: [] };
     running?.abort();
-    said.length = 0;
     byId("chat-log").replaceChildren();
     byId("chat-text").focus();
   });

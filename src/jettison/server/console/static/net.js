@@ -12,8 +12,11 @@ export function setKey(text) {
   else sessionStorage.removeItem(KEEP);
 }
 
-// Called where the server asks for a key, or for another one.
+// Called where the server asks for a key, or for another one: with whether there is one already, and whether it is the
+// console's own data that needs it.
 export const onKeyWanted = (listener) => listeners.push(listener);
+
+const CLIENTS_ONLY = "This needs a client's key: press Key above and give one of the server's API keys.";
 
 export class Failed extends Error {
   constructor(message, status, code) {
@@ -39,11 +42,20 @@ export async function ask(path, options = {}) {
   try {
     told = (await response.json()).error;
   } catch { /* a proxy's page */ }
-  if (response.status === 401) listeners.forEach((listener) => listener(hasKey()));
+  if (response.status === 401) listeners.forEach((listener) => listener(hasKey(), path.startsWith("console/")));
+  if (response.status === 401 && !path.startsWith("console/")) throw new Failed(CLIENTS_ONLY, 401, told?.code);
   throw new Failed(told?.message ?? `The server answers ${response.status}.`, response.status, told?.code);
 }
 
-export const askJson = async (path, options) => (await ask(path, options)).json();
+export async function askJson(path, options) {
+  const response = await ask(path, options);
+  try {
+    return await response.json();
+  } catch (error) {
+    if (error instanceof SyntaxError) throw new Failed("Something else than this server answers (a proxy?).", response.status);
+    throw new Failed("The server's answer broke off.", 0);
+  }
+}
 
 export const post = (path, document_, options = {}) => ask(path, {
   method: "POST", body: JSON.stringify(document_), headers: { "Content-Type": "application/json" }, ...options,

@@ -4,7 +4,9 @@ import { ago, byId, counted, el, say, span, table } from "./dom.js";
 import { folded, more } from "./fold.js";
 import { askJson } from "./net.js";
 
-const STAGES = { waiting: ["waiting", "--u-cached"], prompt: ["its prompt", "--u-parameters"], answer: ["its answer", "--u-online"] };
+const STAGES = {
+  waiting: ["waiting", "--u-cached"], first: ["until its first token", "--u-cached"], prompt: ["its prompt", "--u-parameters"], answer: ["its answer", "--u-online"],
+};
 const ENDS = { stop: "ended", length: "ended at its length", abort: "left by its client", error: "failed", "": "under way" };
 const LISTS = [["slow", "Requests with late first tokens will stand here."], ["under_way", "None."], ["recent", "None has ended yet."]];
 let clock = 0; // the server's, at the last answer
@@ -51,8 +53,9 @@ export async function look(id) {
   byId("way-id").value = id;
   const holder = byId("way");
   try {
-    const { choices } = await askJson(`console/request?id=${encodeURIComponent(id)}`);
-    holder.replaceChildren(...choices.map((way, at) => card(way, at, choices.length)));
+    const { choices, num_others: others } = await askJson(`console/request?id=${encodeURIComponent(id)}`);
+    const hint = others ? el("p", { class: "hint" }, `${counted(others, "older request")} had this id, too; this is the newest. Their answers' own ids tell them apart.`) : "";
+    holder.replaceChildren(hint, ...choices.map((way, at) => card(way, at, way.choices)));
   } catch (error) {
     holder.replaceChildren(el("p", { class: "notice" }, error.status === 404
       ? `${error.message} Ids are kept in memory only: a restart forgets them.` : error.message));
@@ -68,7 +71,7 @@ function list(name, rows, none) {
   const cells = rows.map((row) => [
     el("button", { type: "button", class: "plain", on: { click: () => { look(row.id).then(() => byId("way").scrollIntoView({ block: "nearest" })); } } },
       row.id), ago(clock - row.t), row.ttft === null ? "none yet" : span(row.ttft), span(row.took), row.prompt.toLocaleString("en"),
-    row.output.toLocaleString("en"), `${ENDS[row.ended] ?? row.ended}${row.batch ? ", of a batch" : ""}${row.preempted ? ", lost its place" : ""}`,
+    row.output.toLocaleString("en"), `${ENDS[row.ended] ?? row.ended}${row.batch ? ", of a batch" : ""}${row.preempted ? ", lost its place" : ""}${row.choices > 1 ? `, one of ${row.choices} choices` : ""}`,
   ]);
   return holder.replaceChildren(table(["request", "came", "first token", "took", "prompt", "answer", "state"], cells, { stacked: true }));
 }
@@ -76,8 +79,13 @@ function list(name, rows, none) {
 export async function refresh() {
   const found = await askJson("console/requests");
   const more = found.num_under_way - found.under_way.length;
-  say(byId("under-way-hint"), more > 0 ? `The ${found.under_way.length} that came first; ${counted(more, "more request")} are under way.` : "");
+  say(byId("under-way-hint"), more > 0 ? `The ${found.under_way.length} that came first, those of the chat before those of batches; ${counted(more, "more request")} are under way.` : "");
   for (const [name, none] of LISTS) list(name, found[name], none);
+}
+
+export function trouble(text) {
+  byId("requests-trouble").hidden = !text;
+  say(byId("requests-trouble"), text);
 }
 
 export function setUp() {
