@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections import deque
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from batches_util import jsonl, line
 from fake_engine import FakeEngine
 
 import jettison.core
@@ -16,6 +18,7 @@ from jettison.core.ports import Record
 from jettison.live.engine.move_log import newest_records
 from jettison.policy.slo import Objectives
 from jettison.server.app import create_app
+from jettison.server.batches.settings import BatchSettings
 from jettison.server.console.feed import MOST_ANSWERS, MOST_EVENTS, MOST_RECORDS
 from jettison.server.console.journal import MOST_CHOICES, NUM_KEPT, Journal, Row, quantile
 from jettison.server.console.routes import MOST_ASKED, static_files
@@ -432,3 +435,26 @@ async def test_lists_and_ways_share_a_bound_and_each_record_is_told_once(client_
         assert answers[-1].headers["retry-after"] and (await client.get("/console/data")).status_code == 200
         clock.now_ns += S
         assert (await client.get("/console/requests")).status_code == 200
+
+
+async def test_lines_of_batches_are_under_way_and_found_by_their_custom_ids(serve, tokenizer_dir, tmp_path):
+    engine = FakeEngine(delay_s=None)
+    batches = BatchSettings(folder=tmp_path / "batches", model_dir=tokenizer_dir)
+    async with serve(engine, batches=batches) as served, served.openai() as client:
+
+        async def lists_with(name, num):
+            async with asyncio.timeout(30):
+                while (lists := (await served.http.get(f"{served.url}/console/requests")).json())[name] != num:
+                    await asyncio.sleep(0.1)
+            return lists
+
+        file = await client.files.create(file=("in.jsonl", jsonl(line("a"), line("b"))), purpose="batch")
+        await client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        lists = await lists_with("num_under_way", 2)
+        assert [each["batch"] for each in lists["under_way"]] == [True, True] and lists["num_kept"] == 0
+        found = await served.http.get(f"{served.url}/console/request", params={"id": "a"})
+        assert found.json()["choices"][0]["ended"] == ""
+        engine.release()
+        assert (await lists_with("num_kept", 2))["num_under_way"] == 0
+        found = await served.http.get(f"{served.url}/console/request", params={"id": "b"})
+        assert found.json()["choices"][0]["ended"] == "length"
