@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from jettison.server.auth import CONSOLE_DATA
 from jettison.server.console.feed import PERIOD_NS, Feed
-from jettison.server.console.journal import MOST_CHOICES, NUM_KEPT, Journal, Row, is_of, slowest
+from jettison.server.console.journal import MOST_CHOICES, NUM_KEPT, Journal, Row, has_name, is_of, slowest
 from jettison.server.console.way import Meanwhile, Usual, brief, way_of
 from jettison.server.console.words import KINDS, told_all
 from jettison.server.errors import ApiError, bad_request
@@ -111,7 +111,7 @@ class ConsoleRoutes:
         self._count(now_ns)
         kept = self._journal.kept(tenant)
         running = [each.rows(MOST_CHOICES) for each in reversed(self._under_way(tenant)) if each.is_named(name)]
-        found = [*running, *(rows for rows in kept if any(row.is_named(name) for row in rows))]
+        found = [*running, *(rows for rows in kept if has_name(rows, name))]
         if not found:
             raise ApiError(
                 404, f"No such request under way or among the last {NUM_KEPT:,} that ended.", code="request_not_found")
