@@ -1,7 +1,7 @@
 """What people reported of other servers and of their clients, sent again to this one: each report with its outcome.
 
-A report is a coroutine of the name that ``docs/using.md`` gives as its test: it sends what the client sent, and
-asserts what comes back. ``python tests/server/public_reports.py --write`` writes the page's table anew.
+A report is a coroutine of the name that ``public_reports.md`` gives as its test: it sends what the client sent, and
+asserts what comes back. ``python tests/server/public_reports.py --write`` writes that table anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from test_messages import claude_code
 from test_responses import CODEX
 from test_tools import OSLO, TOOLS, WEATHER, template
 
-PAGE = Path(__file__).parents[2] / "docs" / "using.md"
+PAGE = Path(__file__).with_suffix(".md")
 BEGIN, END = "<!-- reports -->\n", "<!-- /reports -->\n"
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 HI = [{"role": "user", "content": "Weather in Oslo?"}]
