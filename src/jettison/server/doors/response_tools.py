@@ -13,6 +13,7 @@ import msgspec
 
 from jettison.server.doors.wire import checked_object, checked_text, kind_of, unsupported, wrong_type
 from jettison.server.errors import bad_request
+from jettison.server.json_out import encode
 
 Chat = dict[str, Any]
 Item = dict[str, Any]
@@ -124,7 +125,7 @@ def chat_call(item: Item, path: str) -> Chat:
     is_custom = item.get("type") == "custom_tool_call"
     field = "input" if is_custom else "arguments"
     texts = {name: checked_text(item.get(name), f"{path}.{name}") for name in ("call_id", "name", field)}
-    arguments = msgspec.json.encode({"input": texts["input"]}).decode() if is_custom else texts["arguments"]
+    arguments = encode({"input": texts["input"]}).decode() if is_custom else texts["arguments"]
     name = full_name(item.get("namespace"), texts["name"])
     return {"id": texts["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
 
