@@ -20,7 +20,7 @@ from jettison.policy.slo import Objectives
 from jettison.server.app import create_app
 from jettison.server.batches.settings import BatchSettings
 from jettison.server.console.feed import MOST_ANSWERS, MOST_EVENTS, MOST_RECORDS
-from jettison.server.console.journal import MOST_CHOICES, NUM_KEPT, Journal, Row, quantile
+from jettison.server.console.journal import MOST_CHOICES, NUM_KEPT, Journal, Row
 from jettison.server.console.routes import MOST_ASKED, static_files
 from jettison.server.console.settings import ConsoleSettings, no_records
 from jettison.server.console.way import Meanwhile, Usual, way_of
@@ -367,7 +367,6 @@ def test_the_journal_is_bounded_and_counts_the_last_minute():
     for at in range(10):
         journal.note_first(at, 10.0 - at)
     assert journal.firsts_since(6) == [1.0, 2.0, 3.0]
-    assert quantile([], 0.5) is None and quantile([1.0, 2.0], 0.5) == 1.0 and quantile([1.0, 2.0], 0.99) == 2.0
 
 
 async def test_a_host_of_the_client_s_making_opens_no_other_key_s_requests(client_of):

@@ -12,7 +12,8 @@ from typing import Any
 
 import jettison
 from jettison.core.ports import Record
-from jettison.server.console.journal import Journal, quantile
+from jettison.report.results import percentile
+from jettison.server.console.journal import Journal
 from jettison.server.console.picture import at_work, groups, instances
 from jettison.server.console.words import KINDS, told
 from jettison.server.errors import ApiError
@@ -121,7 +122,7 @@ class Feed:
             "waiting": snapshot.num_waiting, "connected": state.admission.num_active,
             "batch": [sum(o.offline_running for o in offline), sum(o.offline_waiting for o in offline)
                       + snapshot.num_unplaced_offline],
-            "ttft": [quantile(firsts, 0.5), quantile(firsts, 0.99), len(firsts)],
+            "ttft": [percentile(firsts, 50), percentile(firsts, 99), len(firsts)],
             "slo": list(snapshot.slo), "tokens_per_s": self._rate(now_ns),
             "totals": {name: snapshot.counters[name] for name in _TOTALS if name in snapshot.counters},
             "instances": instances(snapshot), "groups": groups(snapshot),

@@ -7,7 +7,6 @@ nanoseconds of the monotonic clock.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -73,13 +72,14 @@ class Journal:
         self._firsts.append((at_ns, ttft_s))
 
     def firsts_since(self, since_ns: int) -> list[float]:
-        """Times to first tokens of online requests that got them later than this, in seconds, ascending."""
+        """Times to first tokens of online requests that got them later than this, in seconds, the newest
+        first."""
         found: list[float] = []
         for at_ns, ttft_s in reversed(self._firsts):
             if at_ns <= since_ns:
                 break
             found.append(ttft_s)
-        return sorted(found)
+        return found
 
     def add(self, rows: Rows) -> None:
         """A request is over; ``rows``: of its first choices, one at least."""
@@ -104,11 +104,6 @@ def has_name(rows: Rows, name: str) -> bool:
 
 def _ended_ns(rows: Rows) -> int:
     return rows[0].ended_ns or 0  # its choices end near each other, and a look at each would cost eight times as much
-
-
-def quantile(ascending: Sequence[float], share: float) -> float | None:
-    """The value that ``share`` of them do not exceed; None where there are none."""
-    return ascending[max(0, math.ceil(share * len(ascending)) - 1)] if ascending else None
 
 
 def slowest(requests: Iterable[Rows], most: int) -> list[Row]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from jettison.core.ports import Record
 from jettison.policy.slo import Objectives
-from jettison.server.console.journal import Row, Rows, quantile
+from jettison.report.results import percentile
+from jettison.server.console.journal import Row, Rows
 from jettison.server.console.words import Told, counted, reason_of, span
 from jettison.types import NANOSECONDS
 
@@ -33,9 +34,9 @@ class Usual:
     def of(cls, requests: Sequence[Rows]) -> Usual:
         """Of these requests, by the first choice of each."""
         online = [rows[0] for rows in requests if not rows[0].is_offline]
-        firsts = sorted(row.ttft_ns / NANOSECONDS for row in online if row.ttft_ns is not None)
-        gaps = sorted(gap for row in online if (gap := gap_s(row)) is not None)
-        return cls(quantile(firsts, 0.5), quantile(gaps, 0.5))
+        firsts = [row.ttft_ns / NANOSECONDS for row in online if row.ttft_ns is not None]
+        gaps = [gap for row in online if (gap := gap_s(row)) is not None]
+        return cls(percentile(firsts, 50), percentile(gaps, 50))
 
 
 def gap_s(row: Row) -> float | None:
