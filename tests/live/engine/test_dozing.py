@@ -32,7 +32,9 @@ def make_config(tmp_path: Path, num_blocks: int, **more: object) -> EngineConfig
 
 
 async def test_a_death_wakes_a_sleeper_at_once(tmp_path: Path) -> None:
-    """Put to sleep by hand, and with room to spare: what has been lost is replaced before the dead one is back."""
+    """Put to sleep by hand, and with room to spare: the event that tells the death decides to wake a sleeper.
+
+    Whether the sleeper or the dead one's next life serves first is a race of two processes: neither is asserted."""
     config = make_config(tmp_path, 200)
     prompts = [[7 * i + j for j in range(20)] for i in range(4)]
     expected = expected_tokens(config, prompts, 150)
@@ -59,7 +61,8 @@ async def test_a_death_wakes_a_sleeper_at_once(tmp_path: Path) -> None:
         await until(lambda: {"woken", "worker_joined"} <= {record.kind for record in engine.event_log})
         of_interest = ("worker_lost", "wake_decided", "woken", "worker_joined")
         told = [record for record in engine.event_log if record.kind in of_interest]
-        assert [record.kind for record in told] == list(of_interest), "before the dead one is back"
+        assert [record.kind for record in told[:2]] == list(of_interest[:2])
+        assert {record.kind for record in told[2:]} == set(of_interest[2:])
         lost, decided = told[:2]
         assert decided.time_ns == lost.time_ns, "in the same event"
         assert decided.fields["workers"] == [2]
