@@ -28,6 +28,7 @@ from jettison.cli import (
     reproduce_cmd,
     serve,
     simulate_cmd,
+    top_cmd,
     trace_cmd,
     validate_cmd,
     verify_cmd,
@@ -74,6 +75,7 @@ def _root(
 
 app.command("serve", cls=PastedCommand)(serve.serve)
 app.command("bench", cls=Command)(bench.bench)
+app.command("top", cls=Command)(top_cmd.top)
 app.add_typer(batch_cmd.app, name="batch")
 app.add_typer(model.app, name="model")
 app.add_typer(config_cmd.app, name="config")

@@ -166,6 +166,9 @@ def _tell_first(story: _Story) -> None:
     if not story.is_split:
         story.why.append("What part of this time it waited, and what part it was computed, is "
                          + ("not known." if row.reason else "known once it has ended."))
+        if not row.reason and not _tell_shortage(story, until_ns) and story.meanwhile.is_whole:
+            story.why.append("Steps are full of the requests before it, or of its own prompt: the log has no shortage "
+                             "of memory meanwhile.")
     elif story.queue_s >= SHARE * first_s:
         _tell_queue(story, until_ns)
     prompt_s = story.prompt_s
@@ -188,6 +191,17 @@ def _tell_queue(story: _Story, until_ns: int) -> None:
     row = story.row
     beside = f"{counted(row.num_beside, 'other request')} {'was' if row.num_beside == 1 else 'were'}"
     story.why.append(f"It waited {span(story.queue_s)} before its first step; {beside} in the server when it came.")
+    if _tell_shortage(story, until_ns):
+        return
+    if not story.meanwhile.is_whole:
+        story.why.append("The log no longer covers that time whole, so what it waited for is not known.")
+    else:
+        story.why.append("The log has no shortage of memory meanwhile, so steps were full of the requests before it.")
+        story.do.append("More instances or cores make the queue shorter; --max-num-queued-reqs bounds it.")
+
+
+def _tell_shortage(story: _Story, until_ns: int) -> bool:
+    """Which shortage of memory the log has meanwhile, and whether it has one."""
     drops = story.happened(("drop", "drop_decided"), until_ns)
     declined = story.happened(("drop_declined",), until_ns)
     preempted = story.happened(("preempted",), until_ns)
@@ -205,11 +219,7 @@ def _tell_queue(story: _Story, until_ns: int) -> None:
     if drops or declined or preempted:
         story.do.append("Give instances more --memory, or start more of them (--instances); --max-num-queued-reqs "
                         "refuses what would wait too long.")
-    elif not woken and not story.meanwhile.is_whole:
-        story.why.append("The log no longer covers that time whole, so what it waited for is not known.")
-    elif not woken:
-        story.why.append("The log has no shortage of memory meanwhile, so steps were full of the requests before it.")
-        story.do.append("More instances or cores make the queue shorter; --max-num-queued-reqs bounds it.")
+    return bool(drops or declined or preempted or woken)
 
 
 def _tell_answer(story: _Story) -> None:

@@ -1,0 +1,178 @@
+"""``jettison top``: its tables, its screen under textual's pilot, keys, and a server that goes and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+sys.path.append(str(Path(__file__).parents[1] / "server"))
+from fake_engine import FakeEngine
+from served import write_tokenizer
+
+from jettison.cli.main import app as commands
+from jettison.cli.top.reading import MOST_ASKED, Reader
+from jettison.cli.top.tables import BAR, USES, bar, events, head, memory, plain, requests
+from jettison.core.ports import Record
+from jettison.server.app import create_app
+from jettison.server.console.settings import ConsoleSettings
+from jettison.server.serving import run_server
+from jettison.server.settings import ServerSettings
+from jettison.server.tokenizer import Tokenizer
+
+HOSTILE = "[bold]\x1b[2Jid[/]"
+
+
+def drawn(what) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(what)
+    return console.export_text()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return Tokenizer.from_dir(write_tokenizer(tmp_path_factory.mktemp("top")))
+
+
+@pytest.fixture
+def running(tokenizer):
+    """``async with running(engine, port=...) as port``: a server over a real socket."""
+
+    @asynccontextmanager
+    async def start(engine, port=0, **settings):
+        told = ServerSettings(model_names=("fake",), default_seed=1, **settings)
+        app, stop = create_app(engine, tokenizer, told), asyncio.Event()
+        started = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(run_server(
+            app, "127.0.0.1", port, shutdown_timeout_s=0.1, on_started=started.set_result, stop=stop))
+        await asyncio.wait({started, task}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            yield started.result()
+        finally:
+            stop.set()
+            await task
+
+    return start
+
+
+def at_work():
+    """An engine with one instance down, and a log with a drop."""
+    engine = FakeEngine(delay_s=None)
+    engine.dead_workers = {1}
+    return engine
+
+
+def log(after_ns, most, kinds, until_ns=None):
+    from jettison.live.engine.api import LogPart
+
+    fields = {"group": 0, "because": "memory binds"}
+    return LogPart([Record("drop_declined", after_ns + 1, fields)], 0, is_kept=True)
+
+
+def test_a_bar_is_as_long_as_the_budget():
+    uses = {name: 125 for name, _, _ in USES}
+    assert bar(uses, 1000).cell_len == BAR
+    assert bar(uses | {"free": 0}, 1000).cell_len == BAR * 7 // 8
+    assert bar(uses, 0).cell_len == 0
+
+
+def test_text_of_clients_is_no_markup():
+    assert "\x1b" not in plain(HOSTILE) and plain(HOSTILE).startswith("[bold]")
+    row = {"id": HOSTILE, "ttft": None, "took": 1.0, "batch": False, "preempted": 0, "prompt": 3, "output": 0}
+    shown = drawn(requests({"under_way": [row], "num_under_way": 3}, {HOSTILE: "It waits for [red]memory."}))
+    assert "[bold]" in shown and "[red]memory" in shown and "\x1b" not in shown and "2 requests more" in shown
+
+
+def test_empty_documents_have_tables():
+    """A server that loads has no groups, no latencies and no events."""
+    for each in (head({}), memory({}), requests({}, {}), events([], 0.0)):
+        drawn(each)
+
+
+async def test_the_screen_shows_the_server_and_outlives_it(running):
+    pytest.importorskip("textual")
+    from jettison.cli.top.screen import PARTS, TopApp
+
+    settings = {"api_keys": ("k",), "console": ConsoleSettings(records=log)}
+    async with running(at_work(), **settings) as port, Reader(f"http://127.0.0.1:{port}/v1", "k") as reader:
+        top = TopApp(reader)
+        async with top.run_test(size=(160, 60)) as pilot:
+            assert set(top.shown) == set(PARTS)
+            text = {name: drawn(what) for name, what in top.shown.items()}
+            assert "ready" in text["server"] and "fake" in text["server"]
+            assert "group 0" in text["memory"] and "dead" in text["memory"]
+            assert "down" in text["rungs"] and "one pipeline" in text["rungs"]
+            assert "lacks memory" in text["events"] and "memory is what requests wait for" in text["events"]
+            await pilot.press("p")
+            await top.read()
+            await pilot.press("p")
+            closed = top.shown
+            reader.url, right = "http://127.0.0.1:1", reader.url
+            await top.read()
+            assert "no answer" in drawn(top.shown["server"]) and top.shown["memory"] is closed["memory"]
+            reader.url = right
+            await top.read()
+            assert "ready" in drawn(top.shown["server"])
+            await pilot.press("q")
+
+
+async def test_after_a_restart_events_begin_anew(running):
+    async with running(at_work(), console=ConsoleSettings(records=log)) as port:
+        reader = Reader(f"http://127.0.0.1:{port}", None)
+        first = await reader.read()
+        assert first.data and len(first.events) == 1
+    gone = await reader.read()
+    assert gone.data is None and "no answer" in gone.trouble
+    async with running(FakeEngine(), port) as port:
+        again = await reader.read()
+        assert again.data and again.data["life"] != first.data["life"] and not again.events
+    await reader.close()
+
+
+async def test_who_waits_for_what(running):
+    import httpx
+
+    engine = FakeEngine(delay_s=None)
+    async with running(engine, console=ConsoleSettings(records=log)) as port, httpx.AsyncClient() as http:
+        body = {"model": "fake", "prompt": "hi", "max_tokens": 3}
+        url = f"http://127.0.0.1:{port}"
+        asked = [asyncio.create_task(http.post(f"{url}/v1/completions", json=body)) for _ in range(MOST_ASKED + 2)]
+        while len(engine.running) < len(asked):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.15)  # a shorter wait is not noticed
+        async with Reader(url, None) as reader:
+            reading = await reader.read()
+        assert reading.requests["num_under_way"] == len(asked) and len(reading.waits) == MOST_ASKED
+        assert all("Memory for requests was full" in why for why in reading.waits.values())
+        engine.release()
+        await asyncio.gather(*asked)
+
+
+@pytest.mark.parametrize(("settings", "told"), [
+    ({"api_keys": ("k",)}, "asks for a key"), ({"console": ConsoleSettings(is_on=False)}, "shows no console"),
+])
+async def test_a_refusal_is_told(running, settings, told):
+    async with running(FakeEngine(), **settings) as port, Reader(f"http://127.0.0.1:{port}", None) as reader:
+        assert told in (await reader.read()).trouble
+
+
+async def test_once_prints_a_picture_with_the_key_of_the_environment(running):
+    async with running(at_work(), api_keys=("k",)) as port:
+        arguments = ["top", f"http://127.0.0.1:{port}", "--once"]
+        environment = {"VLLM_API_KEY": "k", "COLUMNS": "200"}
+        done = await asyncio.to_thread(CliRunner().invoke, commands, arguments, env=environment)
+    assert done.exit_code == 0 and "group 0" in done.output and "KV free" in done.output
+
+
+def test_without_textual_one_line_says_what_to_install(monkeypatch, capsys):
+    from jettison.cli.main import main
+
+    monkeypatch.setitem(sys.modules, "textual", None)
+    assert main(["top"]) == 2
+    assert "pip install 'jettison[top]'" in capsys.readouterr().err
