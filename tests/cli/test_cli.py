@@ -28,7 +28,7 @@ from jettison.report.results import RequestCounts, RunResult
 from jettison.workload.synthetic import PRESETS
 
 COMMANDS = ["batch run", "bench", "bill", "config show", "demo", "explain", "model create", "plan", "profile",
-            "reproduce", "serve", "simulate", "trace info", "trace slice", "trace upscale", "trace synth",
+            "reproduce", "serve", "simulate", "top", "trace info", "trace slice", "trace upscale", "trace synth",
             "trace fetch", "validate", "verify", "version"]  # fmt: skip
 
 NO_TOKENIZER = SimpleNamespace(turn_end=lambda: None, special_tokens={}, chat=SimpleNamespace(

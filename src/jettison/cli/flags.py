@@ -36,6 +36,7 @@ _PANELS = {
     "cors": "Web pages of other origins (CORS)",
     "tls": "HTTPS",
     "console": "Console",
+    "traces": "Traces",
     "": "Workers",
 }
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from jettison.config.devices import MOST_HOST_BYTES, DeviceConfig, LookForCards, settle
 from jettison.config.hubcache import model_folder, model_name
 from jettison.config.model import ModelConfig
-from jettison.config.network import ConsoleConfig, CorsConfig, TlsConfig
+from jettison.config.network import ConsoleConfig, CorsConfig, TlsConfig, TracesConfig
 from jettison.config.offline import harvest_parts
 from jettison.config.rungs import uses_host_pool
 from jettison.config.sections import (
@@ -62,6 +62,7 @@ class EngineConfig:
     cors: CorsConfig = field(default_factory=CorsConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
+    traces: TracesConfig = field(default_factory=TracesConfig)
     instances: int = config_key(
         1, int_from(1, 1024), "Full copies of the model, each with a worker of its own.", metavar="N")
     num_threads: int = config_key(
@@ -172,6 +173,7 @@ _SECTIONS: dict[str, Callable[..., Any]] = {
     "cors": CorsConfig,
     "tls": TlsConfig,
     "console": ConsoleConfig,
+    "traces": TracesConfig,
 }
 
 

@@ -1,4 +1,5 @@
-"""Keys of the layers between the HTTP server and its clients: web pages of other origins, TLS, and the console.
+"""Keys of the layers between the HTTP server and its clients: web pages of other origins, TLS, the console
+and traces.
 
 The keys of the first two are named as vLLM's flags. ``server.cors``, ``server.tls`` and ``server.console`` define
 their meaning.
@@ -55,3 +56,13 @@ class ConsoleConfig:
     is_open: bool = config_key(
         False, truth, "Where keys are asked for, ask for none for what the console shows of the server (its chat and "
         "its batches need one all the same).", name="console_open")
+
+
+@dataclass(frozen=True, slots=True)
+class TracesConfig:
+    """Traces of requests."""
+
+    endpoint: str | None = config_key(
+        None, nonempty, "Collector of OpenTelemetry's traces (OTLP over HTTP, http://HOST:4318): each request's way "
+        "through queue, prefill, decode and moves. Needs pip install 'jettison[otel]'.", name="otlp_traces_endpoint",
+        metavar="URL", unset="none")

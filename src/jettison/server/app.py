@@ -47,7 +47,7 @@ def create_app(
         *MessagesEndpoint(state).routes(),
         *InfoRoutes(state).routes(),
         *([] if settings.sleep_control is None else SleepRoutes(settings.sleep_control).routes()),
-        *([] if state.journal is None else ConsoleRoutes(state, state.journal).routes()),
+        *([] if state.journal is None or not settings.console.is_on else ConsoleRoutes(state, state.journal).routes()),
         *([] if service is None else BatchRoutes(state, service).routes()),
     ]
     app = Starlette(

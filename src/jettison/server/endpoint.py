@@ -219,6 +219,8 @@ class GenerationEndpoint(ABC):
         arrival.claim(len(prompts) * plan.num_samples, "n" if plan.num_samples > 1 else self.prompt_field)
         generation = self.generation(plan, prompts, arrival_ns, tenant)
         generation.names = (answer.id, scope.get(REQUEST_LABEL, b"").decode("latin-1"))
+        if state.settings.trace_request is not None:
+            generation.trace_parent = dict(scope["headers"]).get(b"traceparent", b"")[:64].decode("latin-1")
         generation.num_beside = state.admission.num_active - 1
         state.generations.add(generation)
         try:

@@ -75,6 +75,8 @@ class Generation:
         self.jobs = jobs
         self.names: tuple[str, ...] = ()
         """Ids by which clients know it."""
+        self.trace_parent = ""
+        """Its header ``traceparent``, where requests are traced."""
         self.num_beside = 0
         """Other requests in the server when it came."""
         self.client_is_gone = False
@@ -276,4 +278,5 @@ class Generation:
             ended_ns=ended_ns, num_prompt=len(job.prompt.token_ids), num_cached=job.num_cached_tokens,
             num_output=job.text.num_tokens, num_preemptions=0 if timings is None else timings.num_preemptions,
             num_beside=self.num_beside, is_timed=timings is not None, num_choices=len(self.jobs),
+            trace_parent=self.trace_parent,
         )

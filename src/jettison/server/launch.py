@@ -39,6 +39,7 @@ from jettison.server.settings import ServerSettings
 from jettison.server.structured import JsonDefaults
 from jettison.server.tls import TlsSettings
 from jettison.server.tokenizer import Tokenizer
+from jettison.server.tracing import Traces, traces_to
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +170,7 @@ def _recorder(config: EngineConfig, keys: KeySource, api_keys: tuple[str, ...]) 
 
 def _settings(
     config: EngineConfig, engine: Engine, assembly: Assembly, api_keys: tuple[str, ...], keys: KeySource,
-    tls: ssl.SSLContext | None, recorder: TraceRecorder | None,
+    tls: ssl.SSLContext | None, recorder: TraceRecorder | None, traces: Traces | None,
 ) -> ServerSettings:
     defaults = sampling_defaults(config)
     if defaults.told is not None:
@@ -198,6 +199,7 @@ def _settings(
         templates=template_settings(config.templates),
         health_details=health_details(assembly),
         record_request=None if recorder is None else recorder.record,
+        trace_request=None if traces is None else traces.note,
         event_log=engine.event_document,
         deployment=engine.deployment_document,
         card_uses=watch_cards(config, lambda: engine.snapshot().workers) if config.devices.kind == "cuda" else None,
@@ -215,7 +217,8 @@ async def _serve(config: EngineConfig) -> int:
     engine = Engine(config)
     assembly = engine.prepare()
     recorder = _recorder(config, keys, api_keys)
-    settings = _settings(config, engine, assembly, api_keys, keys, tls, recorder)
+    traces = traces_to(config.traces.endpoint, engine.records_since, config.model.served_model_name)
+    settings = _settings(config, engine, assembly, api_keys, keys, tls, recorder, traces)
     tokenizer = Tokenizer.from_dir(
         model_dir, max_template_chars=settings.max_template_chars, templates=settings.templates,
         byte_tokens=assembly.byte_tokens)
@@ -226,6 +229,8 @@ async def _serve(config: EngineConfig) -> int:
     # Unusable paths are reported before the model is loaded.
     if recorder is not None:
         recorder.start()
+    if traces is not None:
+        traces.start()
     if config.server.timeline is not None:
         check_writable(Path(config.server.timeline))
     await batches.start()
@@ -264,4 +269,6 @@ async def _serve(config: EngineConfig) -> int:
             await engine.close()
             if recorder is not None:
                 await asyncio.to_thread(recorder.close)
+            if traces is not None:
+                await traces.close()
     return 1 if failed else code

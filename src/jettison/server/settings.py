@@ -11,6 +11,7 @@ from jettison.device.model.end_tokens import EndTokens
 from jettison.live.engine.api import SleepControl
 from jettison.live.engine.cards import CardUse
 from jettison.server.chat_renderer import TemplateSettings
+from jettison.server.console.journal import Rows
 from jettison.server.console.settings import ConsoleSettings
 from jettison.server.cors import CorsSettings
 from jettison.server.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -118,6 +119,8 @@ class ServerSettings:
     record_request: Callable[[int, int, int, int, bool, str], None] | None = None
     """Called for every request that ends: arrival (monotonic ns), input, output and cached tokens, whether offline, and
     its tenant."""
+    trace_request: Callable[[Rows], None] | None = None
+    """Called with the rows of every request that has ended, for traces; None: none are made."""
     event_log: Callable[[], Mapping[str, Any]] | None = None
     """Answers ``GET /jettison/events`` with ``{"now_s": t, "events": [{"t": s, "kind": ...}, ...]}``; None: no such
     endpoint."""

@@ -46,8 +46,9 @@ class ServerState:
         self.forms = AnswerForms(tokenizer.chat)
         self.draw_seed = seed_source(settings.default_seed)
         self.grammars = GrammarCompiler(tokenizer.special_tokens)
-        self.journal = Journal() if settings.console.is_on else None
-        """Requests that ended, for the console."""
+        has_readers = settings.console.is_on or settings.trace_request is not None
+        self.journal = Journal(settings.trace_request) if has_readers else None
+        """Requests that ended, for the console and for traces."""
         self.generations: set[Generation] = set()
         self.lines: set[Generation] = set()
         """Lines of batches under way, for the console: their service ends them itself."""

@@ -8,7 +8,7 @@ nanoseconds of the monotonic clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import merge, nlargest
 
@@ -47,6 +47,8 @@ class Row:
     """Whether the engine has told its milestones, which it does at the end: else ``scheduled_ns`` is not known."""
     num_choices: int = 1
     """Of its request."""
+    trace_parent: str = ""
+    """Its header ``traceparent``, where requests are traced."""
 
     @property
     def ttft_ns(self) -> int | None:
@@ -61,7 +63,9 @@ Rows = Sequence[Row]
 class Journal:
     """Requests of one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[Rows], None] | None = None) -> None:
+        """``on_end`` is called with the rows of each request that has ended."""
+        self._on_end = on_end
         self.online: deque[Rows] = deque(maxlen=NUM_KEPT)
         self.offline: deque[Rows] = deque(maxlen=NUM_KEPT)
         """Each in the order of their ends."""
@@ -84,6 +88,8 @@ class Journal:
     def add(self, rows: Rows) -> None:
         """A request is over; ``rows``: of its first choices, one at least."""
         (self.offline if rows[0].is_offline else self.online).append(rows)
+        if self._on_end is not None:
+            self._on_end(rows)
 
     def kept(self, tenant: str | None) -> list[Rows]:
         """Requests of one tenant, or of all (None), those that ended last first."""

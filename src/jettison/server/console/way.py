@@ -112,7 +112,7 @@ def way_of(
     if not story.why:
         is_quick = story.first_s < NOTICED_S
         story.why.append("Nothing held it up." if is_quick else "Nothing unusual: others here take about as long.")
-    events = [(_is_about(record, row), record.time_ns, said) for record, said in meanwhile.events]
+    events = [(is_about(record, row), record.time_ns, said) for record, said in meanwhile.events]
     first = sorted(events, key=lambda event: (not event[0], event[1]))[:MOST_EVENTS]
     shown = [{"t": at_s(time_ns), "what": said.what, "why": said.why, "mine": is_mine}
              for is_mine, time_ns, said in sorted(first, key=lambda event: event[1])]
@@ -134,7 +134,8 @@ def brief(row: Row, now_ns: int, at_s: Callable[[int], float]) -> dict[str, Any]
     }
 
 
-def _is_about(record: Record, row: Row) -> bool:
+def is_about(record: Record, row: Row) -> bool:
+    """Whether the record names this request."""
     ids = record.fields.get("request_ids")
     return record.fields.get("request") == row.request_id or (isinstance(ids, list) and row.request_id in ids)
 
