@@ -31,6 +31,7 @@ from jettison.server.console.settings import ConsoleSettings
 from jettison.server.cors import CorsSettings
 from jettison.server.descriptors import connection_limit
 from jettison.server.key_file import KeySource
+from jettison.server.notify import notify
 from jettison.server.quiet_log import PlainFormatter, TracebackLimit
 from jettison.server.recorder import TraceRecorder
 from jettison.server.sampling_defaults import SamplingDefaults, read_sampling_defaults
@@ -157,6 +158,7 @@ def _most_requests(config: EngineConfig) -> int | None:
 async def _start(engine: Engine) -> None:
     await engine.start()
     settle_garbage_collector()
+    notify("READY=1", "STATUS=takes requests")
 
 
 def _recorder(config: EngineConfig, keys: KeySource, api_keys: tuple[str, ...]) -> TraceRecorder | None:
@@ -236,6 +238,7 @@ async def _serve(config: EngineConfig) -> int:
     await batches.start()
 
     async def drain(timeout_s: float) -> None:
+        notify("STOPPING=1", "STATUS=lets running requests end")
         await batches.stop()
         await engine.drain(timeout_s)
 
