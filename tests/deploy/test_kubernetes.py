@@ -76,7 +76,8 @@ def test_names_lead_somewhere(kinds, pod):
     volumes |= {each["metadata"]["name"] for each in kinds["StatefulSet"]["spec"]["volumeClaimTemplates"]}
     for container in (*pod["initContainers"], *pod["containers"]):
         assert {each["name"] for each in container["volumeMounts"]} <= volumes
-    assert kinds["ConfigMap"]["metadata"]["name"] in {v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v}
+    mapped = {each["configMap"]["name"] for each in pod["volumes"] if "configMap" in each}
+    assert mapped == {kinds["ConfigMap"]["metadata"]["name"]}
 
 
 def test_the_limit_holds_what_the_instances_need(pod, config):
