@@ -323,7 +323,7 @@ def test_public_names_of_the_package_are_few():
 def test_the_tree_names_no_machine_and_no_registry(root):
     """The tree builds anywhere: no folder of one machine, no package host."""
     words = ["/wo" + "rk/", "/tmp/" + "env", "py" + "pi.org", "python" + "hosted.org", "download.py" + "torch.org"]
-    folders = ["src", "tests", "examples", "docs", "benchmarks", ".ci"]
+    folders = ["src", "tests", "examples", "docs", "benchmarks", "deploy", ".ci"]
     suffixes = {".py", ".md", ".toml", ".c", ".h", ".yaml", ".yml", ".json", ".html", ".js", ".css", ".sh", ""}
     caches = {"__pycache__", ".hypothesis"}
     files = [path for folder in folders for path in (root / folder).rglob("*") if not caches & set(path.parts)]
