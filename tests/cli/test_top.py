@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import subprocess
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -176,3 +177,9 @@ def test_without_textual_one_line_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "textual", None)
     assert main(["top"]) == 2
     assert "pip install 'jettison[top]'" in capsys.readouterr().err
+
+
+def test_it_is_up_without_torch():
+    """A terminal's tool that loads for seconds is not opened in a hurry."""
+    script = "import sys, jettison.cli.top.reading, jettison.cli.top.tables; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0

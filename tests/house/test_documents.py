@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-MOST_PAGES = 15
+MOST_PAGES = 16
 MOST_WORDS = 60_000
 MOST_CHANGES = 120
 MOST_COLUMNS = 120

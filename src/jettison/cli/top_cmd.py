@@ -50,7 +50,7 @@ async def _print_once(url: str, api_key: str | None) -> None:
     from rich.console import Console
 
     from jettison.cli.top.reading import Reader
-    from jettison.cli.top.tables import events, head, legend, memory, queues, requests, rungs
+    from jettison.cli.top.tables import TITLES, events, head, legend, memory, queues, requests, rungs
 
     async with Reader(url, api_key) as reader:
         reading = await reader.read()
@@ -58,8 +58,13 @@ async def _print_once(url: str, api_key: str | None) -> None:
         raise JettisonError(reading.trouble)
     now_s = float(reading.data.get("t", 0.0))
     console = Console(highlight=False)
-    for each in (
-        head(reading.data), memory(reading.data), legend(), queues(reading.data), rungs(reading.data),
-        requests(reading.requests, reading.waits), events(reading.events, now_s),
-    ):  # fmt: skip
-        console.print(each, "")
+    console.print(head(reading.data))
+    parts = {
+        "memory": memory(reading.data), "queues": queues(reading.data), "rungs": rungs(reading.data),
+        "requests": requests(reading.requests, reading.waits), "events": events(reading.events, now_s),
+    }  # fmt: skip
+    for name, part in parts.items():
+        console.print(f"\n{TITLES[name]}", style="bold underline")
+        console.print(part)
+        if name == "memory":
+            console.print(legend())

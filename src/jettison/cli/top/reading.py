@@ -15,14 +15,14 @@ from typing import Any
 
 import aiohttp
 
-from jettison.server.console.feed import MOST_EVENTS
-
 TIMEOUT_S = 3.0
 """A server that takes longer has not answered."""
 EVERY = 3
 """Lists and ways are asked for at each such reading, as a page of the console does: the server bounds how many."""
 MOST_ASKED = 6
 """Waiting requests whose way is asked for with a list."""
+MOST_KEPT = 60
+"""Events: as many as one answer has. What the server makes answers of is not imported: it would load torch."""
 MOST_BYTES = 16 << 20
 """Of one answer: many times what the largest server sends."""
 
@@ -61,7 +61,7 @@ class Reader:
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
         self._life = ""
         self._last_event: int | None = None
-        self._events: deque[Document] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Document] = deque(maxlen=MOST_KEPT)
         self._num_read = 0
         """Since it last answered."""
         self._requests: Document = {}

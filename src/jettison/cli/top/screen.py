@@ -13,15 +13,13 @@ from textual.containers import VerticalScroll
 from textual.widgets import Footer, Static
 
 from jettison.cli.top.reading import Reader, Reading
-from jettison.cli.top.tables import events, head, legend, memory, plain, queues, requests, rungs
+from jettison.cli.top.tables import TITLES, events, head, legend, memory, plain, queues, requests, rungs
 
 PERIOD_S = 1.0
 """Between two readings: the server makes a snapshot a second."""
 
 PARTS = ("server", "memory", "queues", "rungs", "requests", "events")
 """Of the screen, from above."""
-_TITLES = {"memory": "Memory of instances", "queues": "Queues", "rungs": "Rungs at work", "requests": "Requests",
-           "events": "What happened"}  # fmt: skip
 
 
 class TopApp(App[None]):
@@ -89,6 +87,6 @@ class TopApp(App[None]):
 
     def _set(self, name: str, what: RenderableType) -> None:
         self.shown[name] = what
-        title = [Text(_TITLES[name], "bold underline")] if name in _TITLES else []
+        title = [Text(TITLES[name], "bold underline")] if name in TITLES else []
         below = [legend()] if name == "memory" else []
         self.query_one(f"#{name}", Static).update(Group(*title, what, *below))

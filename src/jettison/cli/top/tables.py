@@ -23,6 +23,9 @@ USES = (
     ("workspace", "workspace", "cyan"), ("free", "unused", "grey30"),
 )  # fmt: skip
 """Uses of an instance's memory as the console names them, their words, and their colours."""
+TITLES = {"memory": "Memory of instances", "queues": "Queues", "rungs": "Rungs at work", "requests": "Requests",
+          "events": "What happened"}  # fmt: skip
+"""Part -> its title; the first part has none."""
 BAR = 48
 """Cells of the bar of one instance."""
 MOST_CHARS = 400
