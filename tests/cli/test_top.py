@@ -19,7 +19,7 @@ from served import write_tokenizer
 
 from jettison.cli.main import app as commands
 from jettison.cli.top.reading import MOST_ASKED, Reader
-from jettison.cli.top.tables import BAR, USES, bar, events, head, memory, plain, requests
+from jettison.cli.top.tables import USES, bar, events, head, memory, plain, queues, requests
 from jettison.core.ports import Record
 from jettison.server.app import create_app
 from jettison.server.console.settings import ConsoleSettings
@@ -30,8 +30,8 @@ from jettison.server.tokenizer import Tokenizer
 HOSTILE = "[bold]\x1b[2Jid[/]"
 
 
-def drawn(what) -> str:
-    console = Console(width=200, record=True, file=io.StringIO())
+def drawn(what, width=200) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(what)
     return console.export_text()
 
@@ -78,9 +78,23 @@ def log(after_ns, most, kinds, until_ns=None):
 
 def test_a_bar_is_as_long_as_the_budget():
     uses = {name: 125 for name, _, _ in USES}
-    assert bar(uses, 1000).cell_len == BAR
-    assert bar(uses | {"free": 0}, 1000).cell_len == BAR * 7 // 8
-    assert bar(uses, 0).cell_len == 0
+    assert bar(uses, 1000, 48).cell_len == 48
+    assert bar(uses | {"free": 0}, 1000, 48).cell_len == 42
+    assert bar(uses, 0, 48).cell_len == 0
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_no_figure_is_cut_off(width):
+    """At the width of a terminal as it is opened, too."""
+    uses = {name: 125 << 20 for name, _, _ in USES}
+    one = {"id": 3, "group": 12, "state": "awake", "budget": 1000 << 20, "uses": uses, "dropped": 900 << 20}
+    group = {"id": 12, "instances": [0, 1, 2, 3], "layers": [[0, 10], [10, 20], [20, 30], [30, 40]], "running": 100,
+             "waiting": 1000, "moving": 10, "blocks": [9000, 0, 10000], "batch": [10, 1000, 0]}  # fmt: skip
+    data = {"instances": [one], "groups": [group]}
+    shown = drawn(memory(data, width), width) + drawn(queues(data), width)
+    assert "…" not in shown
+    for each in ("900 MiB", "1000 MiB", "group 12", "1000", "9,000 of 10,000", "30–39"):
+        assert each in shown
 
 
 def test_text_of_clients_is_no_markup():

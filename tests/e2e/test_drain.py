@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 
 import httpx
@@ -38,9 +39,20 @@ async def until_draining(http: httpx.AsyncClient, url: str) -> dict:
     return answer.json()
 
 
-async def test_the_first_signal_lets_accepted_requests_finish(serving, memory_for):
+@pytest.fixture
+def supervisor(tmp_path, monkeypatch):
+    """The socket on which systemd is told what a server does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(WAIT_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        yield listener
+
+
+async def test_the_first_signal_lets_accepted_requests_finish(serving, memory_for, supervisor):
     """Six answers are owed, more than the memory holds at once: all are given, and nothing new is taken."""
     with serving(memory=memory_for(96), shutdown_timeout=120) as served:
+        assert supervisor.recv(100).startswith(b"READY=1\n")
         assert len(served.worker_pids()) == 2
         async with served.async_client() as client, httpx.AsyncClient() as http:
             streams = await open_streams(client, 4, 600)
@@ -54,6 +66,7 @@ async def test_the_first_signal_lets_accepted_requests_finish(serving, memory_fo
             ending = asyncio.create_task(asyncio.to_thread(served.process.close, 120.0))
             health = await until_draining(http, served.url)
             assert health["status"] == "draining"
+            assert supervisor.recv(100).startswith(b"STOPPING=1\n")
             with pytest.raises(openai.InternalServerError) as caught:
                 await client.completions.create(model=MODEL, prompt="late", max_tokens=1)
             assert caught.value.status_code == 503

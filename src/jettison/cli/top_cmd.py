@@ -60,8 +60,8 @@ async def _print_once(url: str, api_key: str | None) -> None:
     console = Console(highlight=False)
     console.print(head(reading.data))
     parts = {
-        "memory": memory(reading.data), "queues": queues(reading.data), "rungs": rungs(reading.data),
-        "requests": requests(reading.requests, reading.waits), "events": events(reading.events, now_s),
+        "memory": memory(reading.data, console.width), "queues": queues(reading.data), "rungs": rungs(reading.data),
+        "requests": requests(reading.requests, reading.waits, console.width), "events": events(reading.events, now_s),
     }  # fmt: skip
     for name, part in parts.items():
         console.print(f"\n{TITLES[name]}", style="bold underline")

@@ -18,6 +18,8 @@ from jettison.cli.top.tables import TITLES, events, head, legend, memory, plain,
 PERIOD_S = 1.0
 """Between two readings: the server makes a snapshot a second."""
 
+MARGIN = 4
+"""Cells beside the text: of the blocks, and of the bar that scrolls."""
 PARTS = ("server", "memory", "queues", "rungs", "requests", "events")
 """Of the screen, from above."""
 
@@ -73,10 +75,11 @@ class TopApp(App[None]):
         self._answered_s = time.monotonic()
         data = reading.data
         self._set("server", head(data))
-        self._set("memory", memory(data))
+        width = self.size.width - MARGIN
+        self._set("memory", memory(data, width))
         self._set("queues", queues(data))
         self._set("rungs", rungs(data))
-        self._set("requests", requests(reading.requests, reading.waits))
+        self._set("requests", requests(reading.requests, reading.waits, width))
         self._set("events", events(reading.events, float(data.get("t", 0.0))))
 
     def _trouble(self, told: str) -> Text:

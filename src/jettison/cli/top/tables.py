@@ -6,7 +6,7 @@ and what does not print is left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -26,8 +26,11 @@ USES = (
 TITLES = {"memory": "Memory of instances", "queues": "Queues", "rungs": "Rungs at work", "requests": "Requests",
           "events": "What happened"}  # fmt: skip
 """Part -> its title; the first part has none."""
-BAR = 48
-"""Cells of the bar of one instance."""
+MOST_BAR, LEAST_BAR = 48, 12
+"""Cells of the bar of one instance: what the figures beside it (``FIGURES``) leave of the screen."""
+FIGURES = 66
+WIDTH = 120
+"""Cells of a screen, unless it says otherwise."""
 MOST_CHARS = 400
 """Of a text from the server."""
 
@@ -57,26 +60,27 @@ def head(data: Document) -> Text:
     return line
 
 
-def memory(data: Document) -> Table:
+def memory(data: Document, width: int = WIDTH) -> Table:
     """One line for each instance: a bar of its memory, and its figures."""
-    table = _table("", "memory", "weights", "KV in use", "KV free", "borrowed", "of", "state")
+    cells = max(LEAST_BAR, min(MOST_BAR, width - FIGURES))
+    table = _table("id", "memory", "weights", "KV in use", "KV free", "borrowed", "of", "state")
     for each in data.get("instances", ()):
         uses = each["uses"]
         used = sum(uses[name] for name in ("online", "offline", "foreign"))
         state = f"group {each['group']}" if each["state"] == "awake" else str(each["state"])
         table.add_row(
-            plain(each["id"]), bar(uses, each["budget"]), amount(uses["parameters"]), amount(used),
+            plain(each["id"]), bar(uses, each["budget"], cells), amount(uses["parameters"]), amount(used),
             amount(uses["room"] + uses["cached"]), amount(each["dropped"]), amount(each["budget"]),
             Text(plain(state), "bold red" if each["state"] == "dead" else ""))
     return table
 
 
-def bar(uses: Mapping[str, int], budget: int) -> Text:
-    """So many cells of each colour as a use has of the budget; rounded so that all are ``BAR`` cells."""
+def bar(uses: Mapping[str, int], budget: int, num_cells: int) -> Text:
+    """So many cells of each colour as a use has of the budget; rounded so that all are ``num_cells``."""
     line, done, cells = Text(), 0, 0
     for name, _, colour in USES:
         done += uses.get(name, 0)
-        until = min(BAR, round(BAR * done / budget)) if budget else 0
+        until = min(num_cells, round(num_cells * done / budget)) if budget else 0
         line.append("█" * (until - cells), colour)
         cells = max(cells, until)
     return line
@@ -92,36 +96,43 @@ def legend() -> Text:
 
 def queues(data: Document) -> Table:
     """One line for each group: its pipeline, its requests, its blocks."""
-    table = _table("group", "instances", "layers", "running", "waiting", "moving", "batch", "KV blocks")
+    table = _table("group", "instances", "running", "waiting", "moving", "batch", "KV blocks", "layers")
     for group in data.get("groups", ()):
         used, _, total = group["blocks"]
         running, waiting, hosted = group["batch"]
         table.add_row(
-            plain(group["id"]), plain(" ".join(map(str, group["instances"]))),
-            plain(" ".join(f"{low}–{high - 1}" for low, high in group["layers"])), str(group["running"]),
+            plain(group["id"]), plain(" ".join(map(str, group["instances"]))), str(group["running"]),
             Text(str(group["waiting"]), "bold yellow" if group["waiting"] else ""), str(group["moving"]),
-            f"{running} + {waiting}" + (f" ({hosted} hosted)" if hosted else ""), f"{used:,} of {total:,}")
+            f"{running} + {waiting}" + (f" ({hosted} hosted)" if hosted else ""), f"{used:,} of {total:,}",
+            plain(" ".join(f"{low}–{high - 1}" for low, high in group["layers"])))
     return table
 
 
-def rungs(data: Document) -> Text:
+def rungs(data: Document) -> RenderableType:
     """What is at work now, and why."""
-    lines = [_said(each.get("rung", ""), each) for each in data.get("at_work", ())]
-    return Text("\n").join(lines) if lines else Text("none: memory is as it was at the start", "dim")
+    return _said((str(each.get("rung", "")), each) for each in data.get("at_work", ())) or Text(
+        "none: memory is as it was at the start", "dim")
 
 
-def events(found: Sequence[Document], now_s: float, most: int = 8) -> Text:
+def events(found: Sequence[Document], now_s: float, most: int = 8) -> RenderableType:
     """The last ones, the newest first."""
-    lines = [_said(f"{span(max(0.0, now_s - each.get('t', 0.0)))} ago", each) for each in reversed(found[-most:])]
-    return Text("\n").join(lines) if lines else Text("none yet", "dim")
+    last = ((f"{span(max(0.0, now_s - each.get('t', 0.0)))} ago", each) for each in reversed(found[-most:]))
+    return _said(last) or Text("none yet", "dim")
 
 
-def _said(begin: str, each: Document) -> Text:
-    line = Text(f"{plain(begin):>12}  ", "bold").append(plain(each.get("what", "")), "not bold")
-    return line.append(f" Why: {plain(each['why'])}.", "not bold italic") if each.get("why") else line
+def _said(rows: Iterable[tuple[str, Document]]) -> Table | None:
+    """What happened or is at work, each with a word in front of it; None where there is nothing."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    for begin, each in rows:
+        line = Text(plain(each.get("what", "")))
+        if each.get("why"):
+            line.append(f" Why: {plain(each['why'])}.", "italic")
+        table.add_row(plain(begin), line)
+    return table if table.row_count else None
 
 
-def requests(found: Document, waits: Mapping[str, str], most: int = 12) -> RenderableType:
+def requests(found: Document, waits: Mapping[str, str], width: int = WIDTH, most: int = 12) -> RenderableType:
     """Requests under way: those that wait come first, with what they wait for."""
     rows = sorted(found.get("under_way", ()), key=lambda row: row["ttft"] is not None)[:most]
     if not rows:
@@ -135,7 +146,8 @@ def requests(found: Document, waits: Mapping[str, str], most: int = 12) -> Rende
             state.append(f", lost its place {row['preempted']} times")
         if why := waits.get(name):
             state.append(f": {plain(why)}", "not bold")
-        table.add_row(Text(plain(name, 40)), span(row["took"]), f"{row['prompt']} + {row['output']}", state)
+        tokens = f"{row['prompt']} + {row['output']}"
+        table.add_row(Text(plain(name, max(12, min(40, width // 3)))), span(row["took"]), tokens, state)
     num_more = found.get("num_under_way", 0) - len(rows)
     if num_more > 0:
         table.caption = f"and {counted(num_more, 'request')} more"
@@ -145,5 +157,5 @@ def requests(found: Document, waits: Mapping[str, str], most: int = 12) -> Rende
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in columns:
-        table.add_column(name, no_wrap=name != "state")
+        table.add_column(name, no_wrap=name not in ("state", "layers"))
     return table
