@@ -209,6 +209,23 @@ def _settings(
     )
 
 
+def _open(config: EngineConfig, recorder: TraceRecorder | None, traces: Traces | None) -> None:
+    """Begin to keep and send requests. Unusable paths are reported here, before the model is loaded."""
+    for each in (recorder, traces):
+        if each is not None:
+            each.start()
+    if config.server.timeline is not None:
+        check_writable(Path(config.server.timeline))
+
+
+async def _close(recorder: TraceRecorder | None, traces: Traces | None) -> None:
+    """End what keeps or sends requests, once no more come."""
+    if recorder is not None:
+        await asyncio.to_thread(recorder.close)
+    if traces is not None:
+        await traces.close()
+
+
 async def _serve(config: EngineConfig) -> int:
     """Run engine and server. HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
     model_dir = Path(config.model.model)
@@ -228,13 +245,7 @@ async def _serve(config: EngineConfig) -> int:
     app = create_app(engine, tokenizer, settings, batch_settings(config, assembly))
     logger.info("%s", server_state(app).forms.told)
     batches = batch_service(app)
-    # Unusable paths are reported before the model is loaded.
-    if recorder is not None:
-        recorder.start()
-    if traces is not None:
-        traces.start()
-    if config.server.timeline is not None:
-        check_writable(Path(config.server.timeline))
+    _open(config, recorder, traces)
     await batches.start()
 
     async def drain(timeout_s: float) -> None:
@@ -270,8 +281,5 @@ async def _serve(config: EngineConfig) -> int:
             await batches.close()
             await asyncio.to_thread(server_state(app).grammars.close)
             await engine.close()
-            if recorder is not None:
-                await asyncio.to_thread(recorder.close)
-            if traces is not None:
-                await traces.close()
+            await _close(recorder, traces)
     return 1 if failed else code
