@@ -159,6 +159,22 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(repository, tmp_path, no_cache
             model_folder("Qwen/Qwen3-0.6B", unknown, cache)
 
 
+def test_a_tokenizer_is_found_as_a_model_is(repository, tmp_path, no_cache):
+    (repository / "snapshots" / OTHER).mkdir()
+    cache, snapshots = str(tmp_path / "hub"), repository / "snapshots"
+    for told, folder in (
+        ({"tokenizer": "Qwen/Qwen3-0.6B"}, HASH), ({"tokenizer": "Qwen/Qwen3-0.6B", "tokenizer_revision": OTHER}, OTHER),
+        ({"model": "Qwen/Qwen3-0.6B", "tokenizer_revision": OTHER}, OTHER),
+    ):
+        config = EngineConfig.resolve(**({"model": "tiny", "download_dir": cache} | told))
+        assert os.path.samefile(config.model.tokenizer_dir, snapshots / folder)
+        assert EngineConfig.resolve(**config.flat()) == config
+    for told in ({}, {"tokenizer": "Qwen/Qwen3-0.6B"}, {"tokenizer_revision": OTHER}):
+        config = EngineConfig.resolve(model="Qwen/Qwen3-0.6B", download_dir=cache, revision=OTHER, **told)
+        assert config.model.tokenizer is None and config.model.tokenizer_dir == config.model.model
+        assert os.path.samefile(config.model.model, snapshots / OTHER)
+
+
 def test_a_gguf_file_gets_the_command_that_makes_a_folder_of_it(tmp_path):
     (tmp_path / "model.gguf").touch()
     with pytest.raises(ModelError, match=r"not a folder.*`jettison model import .*/model.gguf DIR` makes one"):

@@ -131,8 +131,8 @@ def test_what_vllm_takes_without_the_flag_is_never_refused(name):
         ("m --compilation-config.pass_config.fuse_x true --compilation-config.cudagraph_capture_sizes+ 1,2", "m"),
         ("m --max-num-batched 8k", "--max-num-batched-tokens=8k m"),
         ("m --hf-token", "m"),
-        ("m --tokenizer m", "m"),
-        ("--tokenizer m --model m", "m"),
+        ("m --tokenizer other --tokenizer-revision v1", "--tokenizer=other --tokenizer-revision=v1 m"),
+        ("--tokenizer m --model m", "--tokenizer=m m"),
         ("m --memory 1GiB --no-rebalance --host_memory=2GiB", "--memory 1GiB --no-rebalance --host-memory=2GiB m"),
         ("m --tool-call-parser hermes --enable-auto-tool-choice --reasoning-parser qwen3", None),
         ("m --limit-mm-per-prompt.image 0 --language-model-only", "m"),
@@ -170,7 +170,7 @@ def test_a_line_becomes_one_of_ours(words, line):
         ("m --model other", "--model other: the model is named twice"),
         ("m --max-model-len", "--max-model-len: needs a value"),
         ("m --tensor-parallel-size --enforce-eager", "--tensor-parallel-size: needs a value"),
-        ("m --tokenizer other", "--tokenizer other: the tokenizer is the model folder's"),
+        ("m --skip-tokenizer-init", "--skip-tokenizer-init: prompts and answers are texts"),
         ("m --memoryy 3", "--memoryy: no such option, here or in vLLM"),
         ("m --tensor-paralel-size 1", "did you mean '--tensor-parallel-size'?"),
         ("m --lora x", "--lora: adapters (LoRA) are not served"),
@@ -205,7 +205,7 @@ def test_what_has_no_effect_is_told_in_one_line():
     line = "m --enforce-eager -O2 --dtype half --disable-log-requests --enable-chunked-prefill"
     found = translated(*line.split(" "))
     (line,) = note_of(found.notes)
-    assert "--enforce-eager: what is captured or compiled" in line and "--dtype half: float16 is not" in line
+    assert "--enforce-eager: what is captured or compiled" in line and "--dtype half: computed as bfloat16" in line
     assert "--disable-log-requests: requests and answers are never logged" in line and "\n" not in line
     assert note_of(translated("m", "--port", "1").notes) == ()
 

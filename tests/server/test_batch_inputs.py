@@ -202,7 +202,7 @@ def test_files_of_lines_have_no_cause_as_a_whole(tmp_path: Path) -> None:
 
 
 async def test_the_api_tells_it_in_the_batchs_errors(serve, tokenizer_dir, tmp_path) -> None:
-    settings = BatchSettings(folder=tmp_path / "batches", model_dir=tokenizer_dir, window=4)
+    settings = BatchSettings(folder=tmp_path / "batches", tokenizer_dir=tokenizer_dir, window=4)
     async with serve(FakeEngine(), batches=settings) as served, served.openai() as client:
         batch = await until(client, await begin(client, gzip.compress(ASCII)))
         [error] = batch.errors.data

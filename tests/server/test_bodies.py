@@ -129,7 +129,7 @@ async def test_uploads_are_decoded_too(serve, tmp_path, tokenizer_dir, encoding)
         b'--b\r\ncontent-disposition: form-data; name="file"; filename="x.jsonl"\r\n\r\n' + line + b"\r\n--b--\r\n"
     )
     own = {"content-type": "multipart/form-data; boundary=b", "content-encoding": encoding}
-    batches = BatchSettings(folder=tmp_path / "batches", model_dir=tokenizer_dir, window=4)
+    batches = BatchSettings(folder=tmp_path / "batches", tokenizer_dir=tokenizer_dir, window=4)
     async with serve(FakeEngine(), batches=batches) as served:
         answer = await served.http.post(f"{served.url}/v1/files", content=gzip.compress(form), headers=own)
         if encoding == "br":

@@ -159,7 +159,7 @@ async def test_a_variable_that_no_template_asks_for_is_told_once(serving, caplog
 
 async def test_lines_of_batches_go_through_the_same_template(folder):
     job = Job(
-        path="", endpoint="/v1/chat/completions", model_dir=str(folder), model_names=("fake",), max_model_len=999,
+        path="", endpoint="/v1/chat/completions", tokenizer_dir=str(folder), model_names=("fake",), max_model_len=999,
         max_request_tokens=999, vocab_size=300, eos_token_ids=(257,), max_line_bytes=9999, max_lines=9,
         default_chat_max_tokens=None, default_completion_max_tokens=16, max_choices=9, max_stops=4,
         max_logprobs=20,

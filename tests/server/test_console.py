@@ -438,7 +438,7 @@ async def test_lists_and_ways_share_a_bound_and_each_record_is_told_once(client_
 
 async def test_lines_of_batches_are_under_way_and_found_by_their_custom_ids(serve, tokenizer_dir, tmp_path):
     engine = FakeEngine(delay_s=None)
-    batches = BatchSettings(folder=tmp_path / "batches", model_dir=tokenizer_dir)
+    batches = BatchSettings(folder=tmp_path / "batches", tokenizer_dir=tokenizer_dir)
     async with serve(engine, batches=batches) as served, served.openai() as client:
 
         async def lists_with(name, num):

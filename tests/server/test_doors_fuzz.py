@@ -44,7 +44,7 @@ async def test_no_bad_value_is_our_fault(serve, tokenizer_of, tokenizer_dir, tmp
     counts: dict[int, int] = {}
     files: list[str] = []
     engine = FakeEngine(bytes_of('{"a": "<tool_call>'), max_model_len=60_000)
-    batches = BatchSettings(folder=tmp_path / "batches", model_dir=tokenizer_dir, window=4)
+    batches = BatchSettings(folder=tmp_path / "batches", tokenizer_dir=tokenizer_dir, window=4)
     async with serve(engine, tokenizer=tokenizer_of(template("qwen3")), batches=batches) as served:
         for at in range(NUM_CASES):
             if at == NUM_CASES // 5:
@@ -107,7 +107,7 @@ async def test_a_stranger_reaches_nothing_new(serve, tokenizer_dir, tmp_path):
     """Without a key every route but probes, metrics and the console's page, which has nothing of the server, answers
     401, before it reads a body."""
     engine = FakeEngine()
-    batches = BatchSettings(folder=tmp_path / "batches", model_dir=tokenizer_dir, window=4)
+    batches = BatchSettings(folder=tmp_path / "batches", tokenizer_dir=tokenizer_dir, window=4)
     async with serve(engine, api_keys=("secret",), batches=batches) as served:
         found = [(route.path, method) for route in served.app.routes for method in sorted(route.methods)]
         assert len(found) > 20

@@ -64,7 +64,7 @@ async def test_errors_that_repeat_what_was_sent(serve) -> None:
 
 
 async def test_result_files_of_batches(serve, tokenizer_dir, tmp_path) -> None:
-    settings = BatchSettings(folder=tmp_path / "batches", model_dir=tokenizer_dir, window=4)
+    settings = BatchSettings(folder=tmp_path / "batches", tokenizer_dir=tokenizer_dir, window=4)
     async with serve(FakeEngine(bytes_of(TEXT)), batches=settings) as served, served.openai() as client:
         content = jsonl(line(TEXT, max_tokens=NUM_TOKENS), line("\u2028", temperature=9), line("b", model="\x85"))
         batch = await until(client, await begin(client, content))

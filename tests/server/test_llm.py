@@ -234,6 +234,38 @@ def test_a_model_of_the_hubs_cache_by_its_name(model_dir, monkeypatch, tmp_path,
     assert not [record for record in caplog.records if "\n" in record.getMessage()]
 
 
+@pytest.fixture(scope="module")
+def other_tokenizer(model_dir, tmp_path_factory) -> Path:
+    """The model's tokenizer with "a" and "b" exchanged and a template of its own, in a folder without a model."""
+    folder = tmp_path_factory.mktemp("other")
+    document = json.loads((model_dir / "tokenizer.json").read_text())
+    vocabulary = document["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    words = json.loads((model_dir / "tokenizer_config.json").read_text())
+    words["chat_template"] = "{{ messages[0].content }}!"
+    (folder / "tokenizer_config.json").write_text(json.dumps(words))
+    return folder
+
+
+def test_another_tokenizer_counts_for_prompts_templates_grammars_and_answers(llm, model_dir, other_tokenizer):
+    a, b = (llm.get_tokenizer().encode(letter) for letter in "ab")
+    only = SamplingParams(max_tokens=4, structured_outputs={"choice": ["abba"]})
+    with LLM(model_dir, tokenizer=str(other_tokenizer), **SMALL) as made:
+        assert made.get_tokenizer().encode("ab") == b + a
+        assert made.chat([{"role": "user", "content": "b"}], GREEDY, use_tqdm=False)[0].prompt == "b!"
+        output = quietly(made, "x", only)[0].outputs[0]
+    assert output.text == "abba" and output.token_ids == [*b, *a, *a, *b]
+
+
+def test_a_tokenizer_with_tokens_that_the_model_lacks_is_refused(model_dir, other_tokenizer, tmp_path):
+    create_model(tmp_path / "wide", arch="qwen3", layers=1, hidden=32, heads=4, kv_heads=2, vocab=300)
+    with pytest.raises(ConfigError, match="--tokenizer .*wide has tokens up to 2.*: it is another model's"):
+        LLM(model_dir, tokenizer=str(tmp_path / "wide"), **SMALL)
+    with pytest.raises(UserError, match="tokenizer.json is missing: .*`hf download Org/Tok`"):
+        LLM(model_dir, tokenizer="Org/Tok", **SMALL)
+
+
 def test_progress_is_a_bar_or_what_makes_one(llm, capsys):
     made = []
 

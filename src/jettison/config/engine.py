@@ -310,6 +310,7 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
         place = given[name].place if name in given and given[name].source == "file" else ""
         return f"{key.name} {value} ({place})" if place else f"{key.flag} {value}"
 
+    _find_tokenizer(values)
     if values["model"]:
         values["model"] = model_folder(values["model"], values["revision"], values["download_dir"])
         values["served_model_name"] = values["served_model_name"] or (model_name(values["model"]),)
@@ -337,6 +338,15 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
         raise ConfigError(f"{told('min_awake')} is above {told('max_awake')}")
     if values["page_size"] is not None and values["memory"] < values["page_size"]:
         raise ConfigError(f"{told('memory')} is less than one page ({told('page_size')})")
+
+
+def _find_tokenizer(values: dict[str, Any]) -> None:
+    """The folder of a tokenizer that is not the model's own; None for its own. Before the model's folder is found."""
+    named, revision = values["tokenizer"], values["tokenizer_revision"]
+    if named in (None, values["model"]) and revision in (None, values["revision"]):
+        values["tokenizer"] = None
+    elif named or values["model"]:
+        values["tokenizer"] = model_folder(named or values["model"], revision, values["download_dir"])
 
 
 def usable_cores() -> int:

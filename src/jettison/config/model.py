@@ -48,6 +48,12 @@ class ModelConfig:
     max_model_len: int | None = config_key(
         None, length_or_none, "Most tokens (prompt and output) of one request, also as 4k or 32K (auto: the model's "
         "context).", metavar="N", unset="auto")
+    tokenizer: str | None = config_key(
+        None, nonempty, "Folder with the tokenizer and chat templates, or its ORG/NAME in the hub's cache (auto: the "
+        "model's).", metavar="DIR", unset="auto")
+    tokenizer_revision: str | None = config_key(
+        None, nonempty, "Revision of a tokenizer in the hub's cache (auto: --revision for the model's own, else main).",
+        metavar="NAME", unset="auto")
     generation_config: str = config_key(
         "auto", nonempty, "Sampling that requests leave open: as the model's generation_config.json has it (auto), "
         "OpenAI's defaults (vllm), or as another folder's file has it, whose max_new_tokens bounds every answer.",
@@ -58,6 +64,11 @@ class ModelConfig:
     seed: int | None = config_key(
         0, int_from(0, 2**63 - 1), "Seed for requests that send none (none: other draws at every start).",
         metavar="N", unset="none")
+
+    @property
+    def tokenizer_dir(self) -> str:
+        """The folder of the tokenizer and the chat templates; the model's, unless another is named."""
+        return self.tokenizer or self.model
 
     @property
     def served_model_name(self) -> str:

@@ -30,8 +30,9 @@ class DeviceMasks:
         if self._grammars is None:
             from jettison.device.grammars import Grammars
 
-            byte_tokens = self._vocab_size if self._spec.load_format == RANDOM else None
-            read = partial(read_vocabulary, self._spec.model_dir, byte_tokens)
+            own, told = self._spec.model_dir, self._spec.tokenizer_dir
+            byte_tokens = self._vocab_size if self._spec.load_format == RANDOM and told is None else None
+            read = partial(read_vocabulary, told or own, byte_tokens)
             self._grammars = Grammars(read, self._vocab_size)
         return self._grammars.begin(sampling)
 

@@ -36,6 +36,8 @@ class DeviceSpec:
     """What the device is: a name that ``choose_back_end`` knows."""
     kernels: str = "auto"
     load_format: str = FILES
+    tokenizer_dir: Path | None = None
+    """Folder of the tokenizer, by which grammars know tokens; None = the model's."""
     page_bytes: int = 65536
     num_threads: int | None = None
     """Compute threads of this *process*; None = leave as they are."""

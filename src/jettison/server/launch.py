@@ -109,7 +109,7 @@ def batch_settings(config: EngineConfig, assembly: Assembly) -> BatchSettings:
     own = own_folder(config.model.served_model_name, config.server.port)
     return BatchSettings(
         folder=own if told is None else Path(told),
-        model_dir=Path(config.model.model),
+        tokenizer_dir=Path(config.model.tokenizer_dir),
         byte_tokens=assembly.byte_tokens,
         is_made_at_once=told is not None,
         window=config.server.batch_window or 2 * config.scheduler.max_num_seqs * config.instances,
@@ -228,7 +228,6 @@ async def _close(recorder: TraceRecorder | None, traces: Traces | None) -> None:
 
 async def _serve(config: EngineConfig) -> int:
     """Run engine and server. HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
-    model_dir = Path(config.model.model)
     key_file = config.server.api_key_file
     keys = KeySource(config.server.api_keys, None if key_file is None else Path(key_file))
     api_keys = keys.read()
@@ -239,7 +238,7 @@ async def _serve(config: EngineConfig) -> int:
     traces = traces_to(config.traces.endpoint, engine.records_since, config.model.served_model_name)
     settings = _settings(config, engine, assembly, api_keys, keys, tls, recorder, traces)
     tokenizer = Tokenizer.from_dir(
-        model_dir, max_template_chars=settings.max_template_chars, templates=settings.templates,
+        config.model.tokenizer_dir, max_template_chars=settings.max_template_chars, templates=settings.templates,
         byte_tokens=assembly.byte_tokens)
     tell_of_turn_end(tokenizer, assembly.end_tokens.ids)
     app = create_app(engine, tokenizer, settings, batch_settings(config, assembly))

@@ -264,7 +264,7 @@ class _Served:
             json_defaults=JsonDefaults.of(config.server.structured_outputs_config),
             templates=template_settings(_templates(config.templates)))
         tokenizer = Tokenizer.from_dir(
-            config.model.model, max_template_chars=settings.max_template_chars, templates=settings.templates,
+            config.model.tokenizer_dir, max_template_chars=settings.max_template_chars, templates=settings.templates,
             byte_tokens=assembly.byte_tokens)
         state = ServerState(engine, tokenizer, settings)  # before there is a worker: a parser may be unknown
         try:

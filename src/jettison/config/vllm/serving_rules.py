@@ -10,7 +10,8 @@ ONLY_GENERATES = "all models are served to generate text, and for nothing else"
 NO_IMAGES = "images, sound and video are not served; of a model with images its text part is"
 NO_CODE = "nothing that this flag names is executed"
 _EDIT_CONFIG = "edit config.json in a copy of the folder: what is served is what the folder says"
-_OWN_TOKENIZER = "the tokenizer is the model folder's: put its files there"
+_NEEDS_TOKENIZER = "prompts and answers are texts: a tokenizer is needed, the model folder's or --tokenizer"
+_NO_HALF = "computed as bfloat16, as small but less precise (8 bits, not 11); --dtype float32 loses nothing of float16"
 _NO_LOG = "requests and answers are never logged, and the web server has no log of accesses"
 _SEEN_ELSEWHERE = "/metrics, --timeline and `jettison explain` show what the engine does"
 _ALWAYS = "it is always so here"
@@ -23,7 +24,7 @@ _STRUCTURED = ("disable_any_whitespace", "disable_additional_properties")
 def _dtype(value: object) -> Outcome:
     word = str(value).lower()
     if word in ("half", "float16"):
-        return Set("dtype", "bfloat16", "float16 is not computed in, and bfloat16 is as small")
+        return Set("dtype", "bfloat16", _NO_HALF)
     return Set("dtype", "float32") if word == "float" else Keep()
 
 
@@ -113,6 +114,8 @@ SERVING: tuple[Rule, ...] = (
         "--max-logprobs": "Most logprobs that a request may ask for.",
         "--generation-config": "Where sampling that requests leave open comes from.",
         "--override-generation-config": "Sampling put over that.",
+        "--tokenizer": "Folder or hub id of another tokenizer.",
+        "--tokenizer-revision": "Revision of the tokenizer.",
         "--revision": "Revision of the hub's cache to serve.", "--download-dir": "The hub's cache to look in.",
         "--config": "YAML file of flags: ours and vLLM's, in one file.",
         "--device": "What to compute on.",
@@ -189,7 +192,7 @@ SERVING: tuple[Rule, ...] = (
     }),
     *harmless("nothing is downloaded: models are found in the hub's cache or in a folder", {
         "--hf-token": "Key of the hub.", "--code-revision": "Revision of a model's code.",
-        "--tokenizer-revision": "Revision of the tokenizer.", "--ignore-patterns": "Files that are not downloaded.",
+        "--ignore-patterns": "Files that are not downloaded.",
         "--use-tqdm-on-load": "Progress while loading.",
     }),
     *harmless("safetensors are read in pieces, by one reader", {
@@ -224,9 +227,7 @@ SERVING: tuple[Rule, ...] = (
         "--quantization-config": "Other settings of quantization.", "--disable-sliding-window": "No windows.",
         "--allow-deprecated-quantization": "Take methods that are about to go.",
     }),
-    mapped("--tokenizer", "Whose tokenizer to use.", "the model's own name; others refused",
-           lambda value: Refuse(_OWN_TOKENIZER)),
-    *refused(_OWN_TOKENIZER, {"--skip-tokenizer-init": "No tokenizer."}),
+    *refused(_NEEDS_TOKENIZER, {"--skip-tokenizer-init": "No tokenizer."}),
     *refused("requests say it: return_tokens_as_token_ids, stream_options.include_usage, prompt_logprobs", {
         "--return-tokens-as-token-ids": "Names of tokens as numbers, for all.",
         "--enable-force-include-usage": "Usage in every stream.",

@@ -30,8 +30,6 @@ LEFT_OUT = (
 
 _LONG_VALUE = 60
 """Characters from which on a message names a flag without its value."""
-_TOKENIZER = "--tokenizer"
-"""It may name the model again."""
 _NUMBER = re.compile(r"-\d+(\.\d+)?")
 
 
@@ -81,7 +79,7 @@ class Translation:
 
 def note_of(reasons: Reasons) -> tuple[str, ...]:
     """A line for the log; none where there is nothing to say."""
-    return (f"flags of vLLM that are not needed here: {reasons}",) if reasons else ()
+    return (f"flags of vLLM that have another effect here, or none: {reasons}",) if reasons else ()
 
 
 @dataclass(slots=True)
@@ -143,8 +141,6 @@ def translate_line(words: Sequence[str], options: Mapping[str, bool], num_places
 
 def _settle_said(each: _Said, options: Mapping[str, bool], walk: _Walk, found: Translation) -> None:
     flag = each.rule.name
-    if flag == _TOKENIZER and each.value in walk.models:
-        return
     match decide(each.rule, each.fact, each.value, options):
         case Keep():
             found.line += _kept(each)
@@ -197,12 +193,6 @@ class _Walk:
         """``--`` and what stands behind it."""
         self.own: set[str] = set()
         """Our flags that are not vLLM's."""
-
-    @property
-    def models(self) -> list[str]:
-        """What may be the model: arguments, and the flag's value."""
-        told = [value for each in self._said if each.rule.name == "--model" for value in each.values]
-        return [*self.places, *told]
 
     def run(self) -> list[_Said]:
         """All of vLLM's flags that were said."""
@@ -351,8 +341,6 @@ def translate_values(
         name = known_aliases().get(name, name)
         if name not in RULES:
             found.values[written] = value
-            continue
-        if name == _TOKENIZER and value == mapping.get("model"):
             continue
         where = "" if place_of is None else f" ({place_of(written)})"
         for key, kept in _settle_value(name, written, value, flags, found, where):

@@ -46,6 +46,8 @@ class EndTokens:
     tokens: tuple[EndToken, ...]
     left_out: tuple[str, ...]
     """A line for each named token that the model does not have, or that has another id than the folder states."""
+    num_ids: int = 0
+    """One more than the tokenizer's largest id; 0 without a tokenizer."""
 
     @property
     def ids(self) -> frozenset[int]:
@@ -59,16 +61,21 @@ class EndTokens:
         return ", ".join([*shown, *more]) or "none: answers end at their length, or by what a request names"
 
 
-def read_end_tokens(model_dir: Path, vocab_size: int, generation_config: str = "auto") -> EndTokens:
+def read_end_tokens(
+    model_dir: Path, vocab_size: int, generation_config: str = "auto", tokenizer_dir: Path | None = None
+) -> EndTokens:
     """The end tokens of a folder. ``vocab_size``: rows of the model's embedding. ``generation_config``: see
-    ``generation_file``.
+    ``generation_file``. ``tokenizer_dir``: another folder with the tokenizer.
 
     A folder without ``tokenizer.json`` has the tokens of its configuration only. Raises ModelError for a broken file,
     ConfigError for a place without one. Unchanged files are not read again: a vocabulary takes half a second, and
     measurements assemble a model hundreds of times.
     """
-    places = [model_dir] if generation_config in (AUTO, NEUTRAL) else [model_dir, Path(generation_config)]
-    return _read(model_dir, vocab_size, generation_config, tuple(_marks(places)))
+    tokenizer_dir = tokenizer_dir or model_dir
+    places = [model_dir, tokenizer_dir]
+    if generation_config not in (AUTO, NEUTRAL):
+        places.append(Path(generation_config))
+    return _read(model_dir, tokenizer_dir, vocab_size, generation_config, tuple(_marks(places)))
 
 
 def _marks(folders: list[Path]) -> Iterator[tuple[int, int, int] | None]:
@@ -83,12 +90,15 @@ def _marks(folders: list[Path]) -> Iterator[tuple[int, int, int] | None]:
 
 
 @lru_cache(maxsize=8)
-def _read(model_dir: Path, vocab_size: int, generation_config: str, marks: tuple[object, ...]) -> EndTokens:
-    has_tokenizer = (model_dir / TOKENIZER).is_file()
-    files = read_tokenizer(model_dir) if has_tokenizer else None
+def _read(
+    model_dir: Path, tokenizer_dir: Path, vocab_size: int, generation_config: str, marks: tuple[object, ...]
+) -> EndTokens:
+    has_tokenizer = (tokenizer_dir / TOKENIZER).is_file()
+    files = read_tokenizer(tokenizer_dir) if has_tokenizer else None
     sources: dict[int, list[str]] = {}
     left_out = list(files.doubts) if files else []
-    for source, token_id, what in _named(model_dir, generation_config, files):
+    prefix = "" if tokenizer_dir == model_dir else f"{tokenizer_dir}/"
+    for source, token_id, what in _named(model_dir, generation_config, files, prefix):
         if token_id is None:
             left_out.append(f"{source}: {what} is not in the vocabulary, and ends nothing")
         elif not 0 <= token_id < vocab_size:
@@ -102,13 +112,13 @@ def _read(model_dir: Path, vocab_size: int, generation_config: str, marks: tuple
     told = list(dict.fromkeys(left_out))
     if len(told) > _MAX_SHOWN:
         told = [*told[:_MAX_SHOWN], f"{model_dir}: {len(told) - _MAX_SHOWN} more of the kind"]
-    return EndTokens(tuple(tokens), tuple(told))
+    return EndTokens(tuple(tokens), tuple(told), files.num_ids if files else 0)
 
 
 def _named(
-    model_dir: Path, generation_config: str, files: TokenizerFiles | None
+    model_dir: Path, generation_config: str, files: TokenizerFiles | None, prefix: str
 ) -> Iterator[tuple[str, int | None, str]]:
-    """(file, id, the token's spelling in the file)."""
+    """(file, id, the token's spelling in the file). ``prefix``: of the tokenizer's files, where they are elsewhere."""
     generation = read_generation(model_dir, generation_config)
     for keys in (generation, JsonObject.read(model_dir / MODEL_CONFIG)):
         for token_id in keys.token_ids("eos_token_id"):
@@ -117,4 +127,4 @@ def _named(
     if files is not None:
         for source, parts in files.said.items():
             if (text := parts.get("eos_token")) is not None:
-                yield source, files.backend.token_to_id(text), f"eos_token {text[:40]!r}"
+                yield prefix + source, files.backend.token_to_id(text), f"eos_token {text[:40]!r}"

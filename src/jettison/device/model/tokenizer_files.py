@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import tokenizers
 
+from jettison.config.hubcache import download_hint
 from jettison.device.model import byte_tokenizer
 from jettison.device.model.added_tokens import PARTS, added_tokens, token_text
 from jettison.device.model.jsonfile import JsonObject
@@ -61,6 +62,11 @@ class TokenizerFiles:
     doubts: tuple[str, ...]
     """A line for each token that got another id than the folder states."""
 
+    @property
+    def num_ids(self) -> int:
+        """One more than the largest id: at least the number of tokens, as there may be gaps."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
 
 def has_tokenizer(model_dir: Path) -> bool:
     """Whether a folder has a tokenizer, be it a broken one."""
@@ -102,7 +108,7 @@ def _tokenizer(path: Path) -> tuple[_TokenizerFile, tokenizers.Tokenizer]:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        told = why_not_itself(path) or "a fast tokenizer (tokenizer.json) is needed"
+        told = why_not_itself(path) or f"a fast tokenizer (tokenizer.json) is needed{_hint(path.parent)}"
         raise ModelError(f"{path} is missing: {told}") from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
@@ -111,6 +117,10 @@ def _tokenizer(path: Path) -> tuple[_TokenizerFile, tokenizers.Tokenizer]:
     except Exception as error:  # noqa: BLE001  # the library raises plain Exception for a broken file
         told = why_not_itself(path) or " ".join(str(error).split())[:200]
         raise ModelError(f"{path} is no tokenizer: {told}") from None
+
+
+def _hint(folder: Path) -> str:
+    return "" if folder.exists() else download_hint(str(folder))
 
 
 def _optional(path: Path) -> JsonObject | None:

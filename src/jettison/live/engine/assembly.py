@@ -87,7 +87,8 @@ class Assembly:
     @property
     def byte_tokens(self) -> int | None:
         """Tokens of a folder without a tokenizer; None where it needs one."""
-        return self.shape.vocab_size if self.config.model.load_format == RANDOM else None
+        model = self.config.model
+        return self.shape.vocab_size if model.load_format == RANDOM and model.tokenizer is None else None
 
     @property
     def rows_are_independent(self) -> bool:
@@ -243,7 +244,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
     model = _with_kept(config, model, dtype, back_end, kernels)
     shape = model_shape(model, torch_dtype)
     max_model_len = _max_model_len(config, model)
-    end_tokens = read_end_tokens(model_dir, model.vocab_size, config.model.generation_config)
+    end_tokens = _end_tokens(config, model)
     keeps_rows = device.keeps_rows and parts_are_exact(kernels, torch_dtype)
     _check_slices(config, kernels, dtype, keeps_rows=keeps_rows)
     limits = scheduler_limits(
@@ -275,6 +276,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
         back_end=back_end,
         kernels=kernels,
         load_format=str(config.model.load_format),
+        tokenizer_dir=config.model.tokenizer,
         num_threads=config.num_threads or max(1, (os.cpu_count() or 1) // config.instances),
         piece_bytes=config.overload.exchange_piece_bytes or PIECE_BYTES[config.devices.kind],
         coordinate=config.overload.coordinate_links,
@@ -287,6 +289,19 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
         for worker, card in enumerate(cards or [None] * config.instances)
     ]
     return Assembly(config, model, shape, limits, specs, end_tokens, room)
+
+
+def _end_tokens(config: EngineConfig, model: DecoderConfig) -> EndTokens:
+    """The end tokens. Raises ConfigError for a tokenizer that does not fit: the model would have no row for some of its
+    tokens. (A folder's own may have more tokens than the model: its maker knows which of them are of use.)"""
+    told = config.model.tokenizer
+    found = read_end_tokens(
+        Path(config.model.model), model.vocab_size, config.model.generation_config, Path(told or config.model.model))
+    if told is not None and told != config.model.model and found.num_ids > model.vocab_size:
+        raise ConfigError(
+            f"--tokenizer {told} has tokens up to {found.num_ids - 1}, and the model only {model.vocab_size} tokens: "
+            "it is another model's")
+    return found
 
 
 def _max_model_len(config: EngineConfig, model: DecoderConfig) -> int:

@@ -14,9 +14,9 @@ from jettison.profiles import AUTO, NONE, read_profile
 logger = logging.getLogger(__name__)
 
 LEFT_OUT = frozenset({
-    "model", "revision", "download_dir", "served_model_name", "generation_config", "override_generation_config",
-    "instances", "memory", "profile", "num_threads", "launcher", "log_level", "device", "cards",
-    "gpu_memory_utilization", "page_size",
+    "model", "revision", "download_dir", "tokenizer", "tokenizer_revision", "served_model_name",
+    "generation_config", "override_generation_config", "instances", "memory", "profile", "num_threads", "launcher",
+    "log_level", "device", "cards", "gpu_memory_utilization", "page_size",
 })
 """Keys that a deployment says in another way, or that do not decide what it does; the server's are left out as well."""
 

@@ -34,6 +34,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kernels: str = "auto"
     load_format: str = FILES
     """Where every life's weights come from."""
+    tokenizer_dir: str | None = None
+    """Folder of the tokenizer; None = the model's."""
     num_threads: int = 1
     piece_bytes: int = 1 << 20
     """The most a bulk piece has (one block of one layer is always allowed)."""

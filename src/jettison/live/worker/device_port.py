@@ -37,6 +37,7 @@ def device_spec(spec: WorkerSpec) -> DeviceSpec:
         back_end=spec.back_end,
         kernels=spec.kernels,
         load_format=spec.load_format,
+        tokenizer_dir=None if spec.tokenizer_dir is None else Path(spec.tokenizer_dir),
         page_bytes=spec.page_bytes,
         num_threads=spec.num_threads,
         config=spec.model,

@@ -81,7 +81,7 @@ async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) 
         json_defaults=JsonDefaults.of(config.server.structured_outputs_config),
         templates=template_settings(config.templates))
     tokenizer = Tokenizer.from_dir(
-        settings.model_dir, max_template_chars=server.max_template_chars, templates=server.templates,
+        settings.tokenizer_dir, max_template_chars=server.max_template_chars, templates=server.templates,
         byte_tokens=settings.byte_tokens)
     state = ServerState(engine, tokenizer, server)
     service = BatchService(state, settings)

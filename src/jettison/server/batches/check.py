@@ -41,7 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     endpoint: str
-    model_dir: str
+    tokenizer_dir: str
     byte_tokens: int | None = None
     model_names: tuple[str, ...]
     max_model_len: int
@@ -77,7 +77,7 @@ class Verdict(msgspec.Struct, kw_only=True):
 def endpoint_for(job: Job) -> GenerationEndpoint:
     """The endpoint that would answer, without an engine behind it. Raises ModelError."""
     room = job.max_request_tokens
-    info = EngineInfo(job.model_dir, job.max_model_len, room, room, job.vocab_size, job.eos_token_ids)
+    info = EngineInfo(job.tokenizer_dir, job.max_model_len, room, room, job.vocab_size, job.eos_token_ids)
     settings = ServerSettings(
         model_names=job.model_names, default_chat_max_tokens=job.default_chat_max_tokens,
         default_completion_max_tokens=job.default_completion_max_tokens, max_choices=job.max_choices,
@@ -85,7 +85,7 @@ def endpoint_for(job: Job) -> GenerationEndpoint:
         templates=job.templates,
     )
     engine = cast(EngineClient, SimpleNamespace(info=info, state="ready"))
-    tokenizer = Tokenizer.from_dir(Path(job.model_dir), templates=job.templates, byte_tokens=job.byte_tokens)
+    tokenizer = Tokenizer.from_dir(Path(job.tokenizer_dir), templates=job.templates, byte_tokens=job.byte_tokens)
     state = ServerState(engine, tokenizer, settings)
     return ENDPOINT_OF[job.endpoint](state, thread_chars=1 << 62, is_offline=True)
 

@@ -136,7 +136,7 @@ class BatchRun:
         info, settings = self._tools.state.engine.info, self._tools.state.settings
         return Job(
             path=str(self._tools.store.path_of(self.batch.input_file_id)), endpoint=self.batch.endpoint,
-            model_dir=str(self._tools.settings.model_dir), byte_tokens=self._tools.settings.byte_tokens,
+            tokenizer_dir=str(self._tools.settings.tokenizer_dir), byte_tokens=self._tools.settings.byte_tokens,
             model_names=settings.model_names,
             max_model_len=info.max_model_len, max_request_tokens=info.max_offline_tokens, vocab_size=info.vocab_size,
             eos_token_ids=info.eos_token_ids, max_line_bytes=settings.max_body_bytes,

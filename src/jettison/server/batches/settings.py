@@ -18,8 +18,8 @@ class BatchSettings:
     """The folder of files and batches, and their limits."""
 
     folder: Path
-    model_dir: Path
-    """Folder of the model; its tokenizer counts the tokens of lines."""
+    tokenizer_dir: Path
+    """Folder of the tokenizer, which counts the tokens of lines."""
     byte_tokens: int | None = None
     """See ``Tokenizer.from_dir``."""
     is_made_at_once: bool = True
