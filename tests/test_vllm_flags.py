@@ -251,12 +251,6 @@ def test_a_mapping_names_all_that_does_not_fit():
     assert "tensor_parallel_size (f: tensor_parallel_size): an instance" in told and "enable_lora (f: " in told
 
 
-def test_a_tokenizer_may_be_the_models_own():
-    found = translate_values({"tokenizer": "m", "model": "m"}, KEYS)
-    assert found.values == {"model": "m"} and not found.refusals
-    assert translate_values({"tokenizer": "other", "model": "m"}, KEYS).refusals
-
-
 def test_our_own_key_goes_before_vllms():
     found = translate_values({"data_parallel_size": 2, "instances": 3}, KEYS)
     assert found.values == {"instances": 3} and "instances says it: " not in str(found.notes)

@@ -84,6 +84,9 @@ class StubEngine:
     def note_stored(self, works: Sequence[StoredWork]) -> None:
         """No instance sleeps."""
 
+    def timings(self, request_id: RequestId) -> None:
+        """The harness asks for no way of a request."""
+
     def objectives(self) -> Objectives:
         return UNKNOWN_OBJECTIVES
 

@@ -16,6 +16,7 @@ from jettison.core.observing import NO_OFFLINE
 from jettison.core.ports import StoredWork
 from jettison.errors import NotReadyError, OverCapacityError
 from jettison.live.engine.api import (
+    RequestTimings,
     EngineInfo,
     EngineSnapshot,
     EngineState,
@@ -82,6 +83,8 @@ class FakeEngine:
         self.slo = UNKNOWN_OBJECTIVES
         self.offline = NO_OFFLINE
         self.gauges: dict[str, float] = {}
+        self.milestones: dict[RequestId, RequestTimings] = {}
+        """Of requests under way."""
         self.stored: tuple[StoredWork, ...] = ()
         self.accepted: list[Request] = []
         self.cancelled: list[RequestId] = []
@@ -138,6 +141,9 @@ class FakeEngine:
 
     def note_stored(self, works: Sequence[StoredWork]) -> None:
         self.stored = tuple(works)
+
+    def timings(self, request_id: RequestId) -> RequestTimings | None:
+        return self.milestones.get(request_id) if request_id in self.running else None
 
     def objectives(self) -> Objectives:
         return self.slo

@@ -15,12 +15,13 @@ from fake_engine import FakeEngine
 
 import jettison.core
 from jettison.core.ports import Record
+from jettison.live.engine.api import RequestTimings
 from jettison.live.engine.move_log import newest_records
 from jettison.policy.slo import Objectives
 from jettison.server.app import create_app
 from jettison.server.batches.settings import BatchSettings
 from jettison.server.console.feed import MOST_ANSWERS, MOST_EVENTS, MOST_RECORDS
-from jettison.server.console.journal import MOST_CHOICES, NUM_KEPT, Journal, Row
+from jettison.server.console.journal import MOST_CHOICES, NUM_KEPT, NUM_ROWS, Journal, Row
 from jettison.server.console.routes import MOST_ASKED, static_files
 from jettison.server.console.settings import ConsoleSettings, no_records
 from jettison.server.console.way import Meanwhile, Usual, way_of
@@ -297,13 +298,39 @@ def test_a_wait_is_told_with_its_reason_and_what_to_do():
     assert any("--min-awake" in do for do in woken["do"])
 
 
+async def test_a_request_under_way_says_what_it_waits_for(serve):
+    """Whether it waits for its first step, or its prompt is computed: as the engine knows it by then."""
+    engine = FakeEngine(delay_s=None)
+    asked = {"model": "fake", "prompt": "hi", "stream": True}
+    async with serve(engine) as served, served.http.stream("POST", f"{served.url}/v1/completions", json=asked):
+        (request_id,) = engine.running
+        arrival_ns = engine.running[request_id].request.arrival_ns
+
+        async def ways():
+            answer = await served.http.get(f"{served.url}/console/request", params={"id": request_id})
+            (way,) = answer.json()["choices"]
+            return way
+
+        for scheduled_ns, names in ((None, ["waiting"]), (arrival_ns + 5_000_000, ["waiting", "prompt"])):
+            engine.milestones[request_id] = RequestTimings(arrival_ns, scheduled_ns, num_preemptions=2)
+            way = await ways()
+            assert [stage["name"] for stage in way["stages"]] == names and way["preempted"] == 2
+        assert way["stages"][0]["s"] == 0.005
+        engine.release()
+
+
+def test_a_request_that_waits_is_not_said_to_have_begun():
+    waits = story(row(scheduled_ns=None, first_ns=None, ended_ns=None, reason=""))
+    assert any("It has waited 4.00 s for its first step" in why for why in waits["why"])
+
+
 def test_a_request_under_way_is_not_said_to_have_queued():
     running = row(scheduled_ns=None, ended_ns=None, reason="", is_timed=False)
     for unknown in (running, row(scheduled_ns=None, is_timed=False, reason="abort")):
         way = story(unknown)
         assert way["stages"][0] == {"name": "first", "s": 3.0}
         assert not any("before its first step" in why for why in way["why"]) and not way["do"]
-    assert any("known once it has ended" in why for why in story(running)["why"])
+    assert any("is not known" in why for why in story(running)["why"])
     queued = story(row(scheduled_ns=None, first_ns=None, reason="abort"))  # the engine has told that it never began
     assert queued["stages"][0] == {"name": "waiting", "s": 4.0}
 
@@ -403,7 +430,22 @@ async def test_a_batch_and_many_choices_displace_no_chat(client_of, clock):
         made = (await client.post("/v1/completions", json=many)).json()["id"]
         way = (await client.get("/console/request", params={"id": made})).json()
         assert len(way["choices"]) == MOST_CHOICES and way["choices"][0]["choices"] == MOST_CHOICES + 4
-        assert len(journal.online) == 2
+        rest = (await client.get("/console/request", params={"id": made, "first": MOST_CHOICES})).json()
+        assert len(rest["choices"]) == 4 and rest["first"] == MOST_CHOICES
+        for wrong in ("12", "x", "-1"):
+            assert (await client.get("/console/request", params={"id": made, "first": wrong})).status_code == 400
+        assert [len(rows) for rows in journal.online] == [3, MOST_CHOICES + 4]
+
+
+def test_choices_that_are_kept_have_a_bound():
+    journal = Journal()
+    for at in range(NUM_KEPT):
+        journal.add([row(request_id=f"r-{at}")])
+    for _ in range(12):
+        journal.add([row()] * 1024)
+    journal.add([row(is_offline=True)] * 2 * NUM_ROWS)
+    assert sum(map(len, journal.online)) <= NUM_ROWS and [len(rows) for rows in journal.online] == [1024] * 7
+    assert [len(rows) for rows in journal.offline] == [2 * NUM_ROWS], "the newest stays"
 
 
 async def test_requests_with_one_id_are_told_apart(client_of):

@@ -238,6 +238,21 @@ async def test_each_failure_is_told_as_what_it_is(serve, page_of):
         await says(page, "#connection", "ready")
 
 
+async def test_many_choices_are_told_in_parts(serve, page_of):
+    async with serve(FakeEngine()) as served, page_of(served.url) as page:
+        made = await served.post("/v1/completions", json={"model": "fake", "prompt": "hi", "max_tokens": 1, "n": 10})
+        await page.click("nav a[href='#requests']")
+        await page.fill("#way-id", made.json()["id"])
+        await page.press("#way-id", "Enter")
+        await says(page, "#way", "Choices 1 to 8 of 10. ")
+        assert "Those before" not in await page.text_content("#way")
+        await page.click("#way button")
+        await says(page, "#way", "Choices 9 to 10 of 10. ")
+        assert "Choice 10 of 10: " in await page.text_content("#way")
+        await page.click("#way button")
+        await says(page, "#way", "Choice 1 of 10: ")
+
+
 async def test_a_request_under_way_and_others_of_its_id_in_the_page(serve, page_of):
     engine = FakeEngine(delay_s=None)
     asked = {"model": "fake", "prompt": "hi", "stream": True, "n": 2}

@@ -7,6 +7,8 @@ tests/server/fuzz_doors.py`` does.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import fuzz_doors
 import psutil
@@ -61,6 +63,18 @@ async def test_no_bad_value_is_our_fault(serve, tokenizer_of, tokenizer_dir, tmp
     assert grown_bytes < GROWTH_LIMIT_BYTES, f"{grown_bytes / 1e6:.0f} MB more than after the first fifth"
     assert counts[200] > NUM_CASES // 20 and counts[400] > NUM_CASES // 4, counts
     assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []
+
+
+def test_what_a_process_allocates_counts_and_pages_of_shared_memory_do_not():
+    sizes = []
+    for allocated, shared in ((0, 0), (40 << 20, 0), (0, 40 << 20)):
+        code = (f"import mmap, sys; own, pages = b'x' * {allocated}, mmap.mmap(-1, {shared + 4096}); "
+                f"pages.write(b'x' * {shared}); own, print(flush=True); sys.stdin.read()")  # fmt: skip
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            child.stdout.readline()
+            sizes.append(fuzz_doors.anonymous_bytes(psutil.Process(child.pid)))
+            child.stdin.close()
+    assert sizes[1] - sizes[0] > fuzz_doors.GROWTH_LIMIT_BYTES > 4 * abs(sizes[2] - sizes[0])
 
 
 def test_every_field_of_the_sdks_is_in_a_table():

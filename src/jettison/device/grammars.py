@@ -54,8 +54,9 @@ a small model more than that in messages."""
 KEPT_STEPS = 256
 """A state that no step has asked for in so many is given up: its request has ended, or waits elsewhere. The encoder
 sends the text again where it has sent nothing for half as many."""
-MAX_COMPILED_BYTES = 1 << 20
-"""Of grammars' texts that are kept compiled: many requests have the same one."""
+MAX_COMPILED_BYTES = 16 << 20
+"""Of grammars that are kept compiled, by ``compiled_bytes``: many requests have the same one. They lie outside of the
+device's budget, and compiling one again takes less than a step or two (docs/performance.md)."""
 _NOT_YET = object()
 
 
@@ -113,6 +114,12 @@ def make_tokenizer(vocabulary: Vocabulary, end_token_ids: Sequence[int], vocab_s
         eos_token=list(end_token_ids),
         slices=LLTokenizer.json_slices(),
     )
+
+
+def compiled_bytes(text: str) -> int:
+    """What a grammar takes once it is compiled, at most: with llguidance 1.9 texts of 54 to 125 characters took 47 to
+    134 KiB with their first mask, one of 1,847 took 368 KiB, one of 15,324 took 1.8 MB; other vocabularies less."""
+    return (128 << 10) + 128 * len(text)
 
 
 class GrammarFailure(Exception):
@@ -382,11 +389,11 @@ class Grammars:
         compiled = self._compiled.pop(key, None)
         if compiled is None:
             compiled = compile_grammar(tokenizer, row.text)
-            self._num_compiled_bytes += len(row.text)
+            self._num_compiled_bytes += compiled_bytes(row.text)
         self._compiled[key] = compiled
         while self._num_compiled_bytes > MAX_COMPILED_BYTES:
             (text, _), _ = self._compiled.popitem(last=False)
-            self._num_compiled_bytes -= len(text)
+            self._num_compiled_bytes -= compiled_bytes(text)
         return compiled.deep_copy()
 
     def _tokenizer(self, end_token_ids: tuple[int, ...]) -> LLTokenizer:

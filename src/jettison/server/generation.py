@@ -16,7 +16,7 @@ from starlette.types import Receive
 from jettison.live.engine.api import EngineClient, RequestTimings, TokenEvent
 from jettison.server.attainment import Verdict
 from jettison.server.choice import ChoiceText, Delta
-from jettison.server.console.journal import MOST_CHOICES, Journal, Row
+from jettison.server.console.journal import Journal, Row
 from jettison.server.errors import ApiError
 from jettison.server.metrics import NANOSECONDS, ServerMetrics
 from jettison.server.prompts import Prompt
@@ -248,8 +248,7 @@ class Generation:
         if self._journal is not None:
             job.row = self._row(job, reason, None if event is None else event.timings, time.monotonic_ns())
             if not self._num_open:
-                rows = [job.row for job in self.jobs[:MOST_CHOICES] if job.row is not None]
-                self._journal.add(rows or [job.row])
+                self._journal.add([job.row for job in self.jobs if job.row is not None])
         if self._record is not None:
             request = job.request
             self._record(
@@ -265,9 +264,10 @@ class Generation:
         """Whether this is an id of it: the answer's, the HTTP request's, or the engine's of one of its choices."""
         return name in self.names or any(name == job.request.request_id for job in self.jobs)
 
-    def rows(self, most: int) -> list[Row]:
-        """Its first choices, so many at most, as the console shows them while it is under way."""
-        return [job.row or self._row(job, "", None, None) for job in self.jobs[:most]]
+    def rows(self, first: int, most: int) -> list[Row]:
+        """Its choices from ``first`` on, so many at most, as the console shows them while it is under way."""
+        return [job.row or self._row(job, "", self._engine.timings(job.request.request_id), None)
+                for job in self.jobs[first : first + most]]
 
     def _row(self, job: Job, reason: str, timings: RequestTimings | None, ended_ns: int | None) -> Row:
         request = job.request

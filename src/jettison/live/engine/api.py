@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from jettison.core.observing import NO_OFFLINE, OfflineGauges
 from jettison.core.ports import Record, StoredWork
+from jettison.core.requests import RequestState
 from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
 from jettison.types import FinishReason, Request, RequestId, SampledToken, TokenLogprobs
 
@@ -43,6 +44,12 @@ class RequestTimings:
     first_token_ns: int | None = None
     finished_ns: int | None = None
     num_preemptions: int = 0
+
+    def note(self, state: RequestState) -> RequestTimings:
+        """Take what the core knows of the request by now; returns itself."""
+        self.first_scheduled_ns, self.first_token_ns = state.first_scheduled_ns, state.first_token_ns
+        self.finished_ns, self.num_preemptions = state.finished_ns, state.num_preemptions
+        return self
 
 
 @dataclass(slots=True)
@@ -212,6 +219,10 @@ class EngineClient(Protocol):
 
     def finish_early(self, request_id: RequestId) -> None:
         """The front end matched a stop string: free everything, end with STOP and no further tokens."""
+        ...
+
+    def timings(self, request_id: RequestId) -> RequestTimings | None:
+        """Milestones so far of a request that is under way; None for any other. Cheap."""
         ...
 
     def note_stored(self, works: Sequence[StoredWork]) -> None:

@@ -321,6 +321,12 @@ class Engine:
         """See ``EngineClient.objectives``."""
         return UNKNOWN_OBJECTIVES if self._driver is None else self._driver.core.objectives
 
+    def timings(self, request_id: RequestId) -> RequestTimings | None:
+        """See ``EngineClient.timings``."""
+        stream, driver = self._streams.get(request_id), self._driver
+        state = None if stream is None or driver is None else driver.core.state.requests.get(request_id)
+        return None if stream is None or state is None else stream.timings.note(state)
+
     def note_stored(self, works: Sequence[ports.StoredWork]) -> None:
         """See ``EngineClient.note_stored``."""
         if self._state == "ready" and self._driver is not None:
@@ -493,8 +499,5 @@ class Engine:
                 self._idle.set()
             event.timings = stream.timings
             if state is not None:
-                stream.timings.first_scheduled_ns = state.first_scheduled_ns
-                stream.timings.first_token_ns = state.first_token_ns
-                stream.timings.finished_ns = state.finished_ns
-                stream.timings.num_preemptions = state.num_preemptions
+                stream.timings.note(state)
         stream.put(event)

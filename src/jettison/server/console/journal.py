@@ -1,7 +1,7 @@
 """The last requests that ended: when they came and got what, in numbers. No text of any of them.
 
-A row is made for each of the first ``MOST_CHOICES`` choices of an answer, at its end. A request is kept once all its
-choices are over: ``NUM_KEPT`` online ones, and as many offline ones, so that a batch displaces no chat. Times are
+A row is made for each choice of an answer, at its end. A request is kept once all its choices are over: ``NUM_KEPT``
+online ones, with ``NUM_ROWS`` choices together, and as many offline ones, so that a batch displaces no chat. Times are
 nanoseconds of the monotonic clock.
 """
 
@@ -14,8 +14,10 @@ from heapq import merge, nlargest
 
 NUM_KEPT = 1000
 """Requests kept of either class: 1,000 with one choice each are about 500 KB."""
+NUM_ROWS = 8 * NUM_KEPT
+"""Choices kept of either class: about 4 MB."""
 MOST_CHOICES = 8
-"""Choices of one request that are kept and told."""
+"""Choices told at one time: each takes a look at all that happened meanwhile."""
 NUM_FIRSTS = 20_000
 """First tokens kept for quantiles: those of a minute with 333 requests a second."""
 
@@ -44,7 +46,7 @@ class Row:
     num_beside: int
     """Other requests in the server when it came; batches' lines are not among them."""
     is_timed: bool = True
-    """Whether the engine has told its milestones, which it does at the end: else ``scheduled_ns`` is not known."""
+    """Whether the engine has told its milestones: else ``scheduled_ns`` is not known."""
     num_choices: int = 1
     """Of its request."""
     trace_parent: str = ""
@@ -66,9 +68,11 @@ class Journal:
     def __init__(self, on_end: Callable[[Rows], None] | None = None) -> None:
         """``on_end`` is called with the rows of each request that has ended."""
         self._on_end = on_end
-        self.online: deque[Rows] = deque(maxlen=NUM_KEPT)
-        self.offline: deque[Rows] = deque(maxlen=NUM_KEPT)
+        self.online: deque[Rows] = deque()
+        self.offline: deque[Rows] = deque()
         """Each in the order of their ends."""
+        self._num_rows = {False: 0, True: 0}
+        """By whether they are offline."""
         self._firsts: deque[tuple[int, float]] = deque(maxlen=NUM_FIRSTS)
 
     def note_first(self, at_ns: int, ttft_s: float) -> None:
@@ -86,8 +90,13 @@ class Journal:
         return found
 
     def add(self, rows: Rows) -> None:
-        """A request is over; ``rows``: of its first choices, one at least."""
-        (self.offline if rows[0].is_offline else self.online).append(rows)
+        """A request is over; ``rows``: of its choices, one at least."""
+        is_offline = rows[0].is_offline
+        kept = self.offline if is_offline else self.online
+        kept.append(rows)
+        self._num_rows[is_offline] += len(rows)
+        while len(kept) > NUM_KEPT or (self._num_rows[is_offline] > NUM_ROWS and len(kept) > 1):
+            self._num_rows[is_offline] -= len(kept.popleft())
         if self._on_end is not None:
             self._on_end(rows)
 

@@ -82,10 +82,7 @@ class ConsoleRoutes:
 
     async def data(self, request: Request) -> Response:
         """What the page shows, with the events after number ``after``; a page's first ask has none."""
-        text = request.query_params.get("after")
-        if text is not None and not (text.isascii() and text.isdigit() and len(text) < 16):
-            raise bad_request("after must be the number of an event.", "after")
-        body = self.feed.answer(None if text is None else int(text))
+        body = self.feed.answer(_number(request, "after", "after must be the number of an event."))
         return Response(body, media_type="application/json", headers=_NOT_KEPT)
 
     async def requests(self, request: Request) -> Response:
@@ -95,7 +92,7 @@ class ConsoleRoutes:
         kept = self._journal.kept(tenant)
         under_way = self._under_way(tenant)
         found: dict[str, Sequence[Row]] = {
-            "under_way": [each.rows(1)[0] for each in under_way[:MOST_LISTED]],
+            "under_way": [each.rows(0, 1)[0] for each in under_way[:MOST_LISTED]],
             "recent": [rows[0] for rows in kept[:MOST_LISTED]], "slow": slowest(kept, MOST_LISTED),
         }
         lists = {name: [brief(row, now_ns, self._at_s) for row in some] for name, some in found.items()}
@@ -103,26 +100,29 @@ class ConsoleRoutes:
 
     async def request(self, request: Request) -> Response:
         """The way of the request with this ``id``: the answer's, the ``x-request-id`` of HTTP, or the engine's. Of
-        several with one id the newest is told."""
+        several with one id the newest is told; of many choices ``MOST_CHOICES`` from number ``first`` on."""
         name = request.query_params.get("id", "").strip()
         if not 0 < len(name) <= MOST_ID_CHARS:
             raise bad_request(f"id must have from 1 to {MOST_ID_CHARS} characters.", "id")
+        first = _number(request, "first", "first must be the number of a choice.") or 0
         now_ns, tenant = self._clock(), self._tenant(request)
         self._count(now_ns)
         kept = self._journal.kept(tenant)
-        running = [each.rows(MOST_CHOICES) for each in reversed(self._under_way(tenant)) if each.is_named(name)]
-        found = [*running, *(rows for rows in kept if has_name(rows, name))]
+        running = [each.rows(first, MOST_CHOICES) for each in reversed(self._under_way(tenant)) if each.is_named(name)]
+        found = [*running, *(rows[first : first + MOST_CHOICES] for rows in kept if has_name(rows, name))]
         if not found:
             raise ApiError(
                 404, f"No such request under way or among the last {NUM_KEPT:,} that ended.", code="request_not_found")
         rows, usual = found[0], Usual.of(kept)
+        if not rows:
+            raise bad_request("The request has fewer choices.", "first")
         end_ns = max(row.ended_ns or now_ns for row in rows)
         first_ns = min(row.arrival_ns for row in rows)
         part = self._state.settings.console.records(first_ns - 1, MOST_RECORDS, KINDS, end_ns)
         meanwhile = Meanwhile(told_all(part.records), part.is_whole)
         objectives = self._state.engine.objectives()
         ways = [way_of(row, now_ns, usual, meanwhile.of(row, now_ns), objectives, self._at_s) for row in rows]
-        return json_response({"choices": ways, "num_others": len(found) - 1})
+        return json_response({"choices": ways, "first": first, "num_others": len(found) - 1})
 
     def _under_way(self, tenant: str | None) -> list[Generation]:
         """Requests under way, those of the chat first, then by their arrival."""
@@ -149,6 +149,16 @@ class ConsoleRoutes:
         if not self._state.admin_keys.is_empty and self._state.admin_keys.admits(CONSOLE_DATA[1], authorization):
             return None
         return self._state.keys.tenant(authorization) or None
+
+
+def _number(request: Request, name: str, wanted: str) -> int | None:
+    """A parameter of the query; None where there is none. Raises ApiError."""
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise bad_request(wanted, name)
+    return int(text)
 
 
 _NOT_KEPT = {"cache-control": "no-store"}

@@ -165,8 +165,7 @@ def _tell_first(story: _Story) -> None:
         return
     until_ns = row.first_ns or story.end_ns
     if not story.is_split:
-        story.why.append("What part of this time it waited, and what part it was computed, is "
-                         + ("not known." if row.reason else "known once it has ended."))
+        story.why.append("What part of this time it waited, and what part it was computed, is not known.")
         if not row.reason and not _tell_shortage(story, until_ns) and story.meanwhile.is_whole:
             story.why.append("Steps are full of the requests before it, or of its own prompt: the log has no shortage "
                              "of memory meanwhile.")
@@ -191,7 +190,9 @@ def _tell_queue(story: _Story, until_ns: int) -> None:
     """Why it waited before its first step."""
     row = story.row
     beside = f"{counted(row.num_beside, 'other request')} {'was' if row.num_beside == 1 else 'were'}"
-    story.why.append(f"It waited {span(story.queue_s)} before its first step; {beside} in the server when it came.")
+    waited = f"waited {span(story.queue_s)} before" if row.scheduled_ns is not None else (
+        f"{'waited' if row.reason else 'has waited'} {span(story.queue_s)} for")
+    story.why.append(f"It {waited} its first step; {beside} in the server when it came.")
     if _tell_shortage(story, until_ns):
         return
     if not story.meanwhile.is_whole:

@@ -9,6 +9,7 @@ const STAGES = {
 };
 const ENDS = { stop: "ended", length: "ended at its length", abort: "left by its client", error: "failed", "": "under way" };
 const LISTS = [["slow", "Requests with late first tokens will stand here."], ["under_way", "None."], ["recent", "None has ended yet."]];
+const AT_ONCE = 8; // choices in one answer
 let clock = 0; // the server's, at the last answer
 let shown = {};
 
@@ -49,13 +50,24 @@ function card(way, at, num) {
     events.length ? meanwhile : null);
 }
 
-export async function look(id) {
+// Answers with many choices are told in parts.
+function parts(id, { choices, first }) {
+  const num = choices[0].choices;
+  if (choices.length === num) return "";
+  const step = (from, text) => el("button", { type: "button", on: { click: () => look(id, from) } }, text);
+  return el("p", { class: "hint" }, `Choices ${first + 1} to ${first + choices.length} of ${num}. `,
+    first ? step(Math.max(0, first - AT_ONCE), "Those before") : null,
+    first + choices.length < num ? step(first + choices.length, "The next") : null);
+}
+
+export async function look(id, from = 0) {
   byId("way-id").value = id;
   const holder = byId("way");
   try {
-    const { choices, num_others: others } = await askJson(`console/request?id=${encodeURIComponent(id)}`);
+    const found = await askJson(`console/request?id=${encodeURIComponent(id)}&first=${from}`);
+    const { choices, first, num_others: others } = found;
     const hint = others ? el("p", { class: "hint" }, `${counted(others, "older request")} had this id, too; this is the newest. Their answers' own ids tell them apart.`) : "";
-    holder.replaceChildren(hint, ...choices.map((way, at) => card(way, at, way.choices)));
+    holder.replaceChildren(hint, parts(id, found), ...choices.map((way, at) => card(way, first + at, way.choices)));
   } catch (error) {
     holder.replaceChildren(el("p", { class: "notice" }, error.status === 404
       ? `${error.message} Ids are kept in memory only: a restart forgets them.` : error.message));
