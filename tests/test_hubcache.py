@@ -163,7 +163,8 @@ def test_a_tokenizer_is_found_as_a_model_is(repository, tmp_path, no_cache):
     (repository / "snapshots" / OTHER).mkdir()
     cache, snapshots = str(tmp_path / "hub"), repository / "snapshots"
     for told, folder in (
-        ({"tokenizer": "Qwen/Qwen3-0.6B"}, HASH), ({"tokenizer": "Qwen/Qwen3-0.6B", "tokenizer_revision": OTHER}, OTHER),
+        ({"tokenizer": "Qwen/Qwen3-0.6B"}, HASH),
+        ({"tokenizer": "Qwen/Qwen3-0.6B", "tokenizer_revision": OTHER}, OTHER),
         ({"model": "Qwen/Qwen3-0.6B", "tokenizer_revision": OTHER}, OTHER),
     ):
         config = EngineConfig.resolve(**({"model": "tiny", "download_dir": cache} | told))

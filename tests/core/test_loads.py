@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from fakes import FakeCluster
 
 from jettison.core.load.monitor import NUM_PROMPTS, TrafficMonitor
+from jettison.core.ports import Action, Event, StepCompleted
 from jettison.cost.hardware import BatchPoint, HardwareProfile
 from jettison.cost.model import ChunkShape, CostModel
-from jettison.cost.stepwork import LONE_STEP, NOTHING, StepWork, period_of, step_of
+from jettison.cost.stepwork import LONE_STEP, NOTHING, Measure, Part, StepWork, period_of, step_of
 from jettison.policy.exchange import ExchangeCosts, ExchangeMode
 
 
@@ -61,6 +63,34 @@ def merged_cluster(**options: object) -> FakeCluster:
         cluster.submit(f"r{i}", [1 + (i + j) % 60 for j in range(20 + i)], 40, at_ms=5 * i)
     cluster.run(until_ms=150)
     return cluster
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_step_that_has_prepared_others_teaches_no_time(num_stages: int) -> None:
+    """Of a pipeline, the time to the end of the next step is of it, too."""
+    cluster = merged_cluster() if num_stages == 2 else FakeCluster(num_workers=1, full_blocks=400)
+    for i in range(4):
+        cluster.submit(f"late{i}", [1 + (i + j) % 60 for j in range(20 + i)], 40, at_ms=200)
+    core, ends, learned = cluster.core, list[tuple[int, bool]](), list[tuple[int, int, Part]]()
+    handle, observe = core.handle, core.state.predictor.observe
+
+    def prepared(event: Event, now_ns: int) -> list[Action]:
+        if isinstance(event, StepCompleted):
+            event = event._replace(has_prepared=len(ends) % 3 == 1)
+            ends.append((now_ns, event.has_prepared))
+        return handle(event, now_ns)
+
+    def note(work: StepWork, times_ns: Sequence[int], group_id: int = 0, part: Part = LONE_STEP) -> None:
+        learned.append((times_ns[0], times_ns[-1], part))
+        observe(work, times_ns, group_id, part)
+
+    cluster.core.handle = prepared  # type: ignore[method-assign]
+    core.state.predictor.observe = note  # type: ignore[method-assign]
+    cluster.run()
+    untold = {end_ns for end_ns, has_prepared in ends if has_prepared}
+    assert len(untold) > 10 and {end_ns for _, end_ns, _ in learned} == {end_ns for end_ns, _ in ends} - untold
+    periods = {begin_ns for begin_ns, _, part in learned if part.measure is Measure.PERIOD}
+    assert untold.isdisjoint(periods) and bool(periods) == (num_stages == 2)
 
 
 def test_what_an_exchange_costs_is_a_microbatchs_affair() -> None:

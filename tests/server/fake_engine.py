@@ -16,7 +16,6 @@ from jettison.core.observing import NO_OFFLINE
 from jettison.core.ports import StoredWork
 from jettison.errors import NotReadyError, OverCapacityError
 from jettison.live.engine.api import (
-    RequestTimings,
     EngineInfo,
     EngineSnapshot,
     EngineState,

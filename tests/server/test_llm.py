@@ -258,11 +258,11 @@ def test_another_tokenizer_counts_for_prompts_templates_grammars_and_answers(llm
     assert output.text == "abba" and output.token_ids == [*b, *a, *a, *b]
 
 
-def test_a_tokenizer_with_tokens_that_the_model_lacks_is_refused(model_dir, other_tokenizer, tmp_path):
+def test_a_tokenizer_with_tokens_that_the_model_lacks_is_refused(model_dir, tmp_path):
     create_model(tmp_path / "wide", arch="qwen3", layers=1, hidden=32, heads=4, kv_heads=2, vocab=300)
-    with pytest.raises(ConfigError, match="--tokenizer .*wide has tokens up to 2.*: it is another model's"):
+    with pytest.raises(ConfigError, match=r"--tokenizer .*wide has tokens up to 2.*: it is another model's"):
         LLM(model_dir, tokenizer=str(tmp_path / "wide"), **SMALL)
-    with pytest.raises(UserError, match="tokenizer.json is missing: .*`hf download Org/Tok`"):
+    with pytest.raises(UserError, match=r"tokenizer\.json is missing: .*`hf download Org/Tok`"):
         LLM(model_dir, tokenizer="Org/Tok", **SMALL)
 
 

@@ -64,6 +64,8 @@ class StepCompleted(NamedTuple):
     kept_layers: int | None = None
     """Its rows from ``RunStep.sheds_from`` on were shed: the first stage has computed so many of its layers for them,
     and keeps them by the step's id. Tokens are those of the other rows. None: all rows are computed."""
+    has_prepared: bool = False
+    """A stage has also prepared later steps, as captures of graphs do: its time says nothing of steps like it."""
 
 
 class StepFailed(NamedTuple):

@@ -338,6 +338,10 @@ class Running(Protocol):
         """What the step has made, once; waits until it is over. Raises what made it fail."""
         ...
 
+    has_prepared: bool
+    """Whether it has also prepared later ones, by captures of its layers: steps like it take less time from now on.
+    Known once it is over."""
+
     @property
     def may_be_followed(self) -> bool:
         """Whether another step may be started before this one is over: all of this one is launched, and the device
@@ -350,6 +354,7 @@ class Ended:
 
     __slots__ = ("_result",)
     is_launched = True
+    has_prepared = False
 
     def __init__(self, result: Any) -> None:
         self._result = result

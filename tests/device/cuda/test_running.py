@@ -46,15 +46,19 @@ class SlowEvent:
 class Steps:
     """A step on such a card, and what it has launched."""
 
-    def __init__(self, safepoints: Safepoints | None = None, between=None, fails_at: int | None = None) -> None:
+    def __init__(self, safepoints: Safepoints | None = None, between=None, fails_at: int | None = None,
+                 captures_at: int | None = None) -> None:
         self.card, self.log = SlowCard(), []
         self._fails_at = fails_at
-        self.running = CudaStep(self.card, Launches(LAYERS, self._layer, self._tail), safepoints, between)
+        self.num_captures, self.captures_at = 0, captures_at
+        launches = Launches(LAYERS, self._layer, self._tail, lambda: self.num_captures)
+        self.running = CudaStep(self.card, launches, safepoints, between)
 
     def _layer(self, layer: int) -> None:
         if layer == self._fails_at:
             raise IndexError("no such block")
         self.log.append(layer)
+        self.num_captures += layer == self.captures_at
 
     def _tail(self):
         self.log.append("tail")
@@ -147,9 +151,22 @@ def behind(first: Steps, **more) -> Steps:
     """A step that is started behind another, on its card."""
     second = Steps.__new__(Steps)
     second.card, second.log, second._fails_at = first.card, [], more.get("fails_at")
-    launches = Launches(LAYERS, second._layer, second._tail)
+    second.num_captures, second.captures_at = 0, more.get("captures_at")
+    # Of one runner: the captures of both are one count.
+    launches = Launches(LAYERS, second._layer, second._tail, lambda: first.num_captures + second.num_captures)
     second.running = CudaStep(first.card, launches, None, None, first.running)
     return second
+
+
+@pytest.mark.parametrize("captures_at", [LAYERS.lo, LAYERS.lo + 1, LAYERS.hi - 1])
+def test_a_step_that_captured_says_so_and_the_one_behind_it_does_not(captures_at: int) -> None:
+    plain, first = Steps(), Steps(captures_at=captures_at)
+    assert plain.running.result() == "made" and not plain.running.has_prepared
+    while first.log[-1] != "tail":
+        first.running.poll()
+    for second in (behind(first), behind(first, captures_at=captures_at)):
+        assert second.running.result() == first.running.result() == "made"
+        assert first.running.has_prepared and second.running.has_prepared == (second.captures_at is not None)
 
 
 def test_a_step_may_be_followed_once_all_of_it_is_launched() -> None:

@@ -258,6 +258,19 @@ async def test_the_queue_limit_counts_answers_not_choices(plain: Engine) -> None
         assert [e async for e in stream][-1].finish_reason is FinishReason.LENGTH
 
 
+async def test_milestones_are_told_while_a_request_is_under_way(plain: Engine) -> None:
+    arrived = request("told", [1, 2, 3], 30)
+    stream = plain.submit(arrived)
+    waiting = plain.timings("told")
+    assert waiting is not None and waiting.arrival_ns == arrived.arrival_ns and waiting.first_token_ns is None
+    await anext(stream)
+    begun = plain.timings("told")
+    assert begun is not None and begun.first_scheduled_ns is not None and begun.first_token_ns is not None
+    assert arrived.arrival_ns <= begun.first_scheduled_ns <= begun.first_token_ns
+    assert [e async for e in stream][-1].finish_reason is FinishReason.LENGTH
+    assert plain.timings("told") is None and plain.timings("never") is None
+
+
 async def test_refusals(model_dir: Path) -> None:
     async with running(model_dir, 40, instances=1, max_num_queued_reqs=1) as engine:
         both = r"length is \d+ tokens\..* requested 610 tokens \(10 in the prompt, 600 in the completion\)"

@@ -235,6 +235,16 @@ def test_a_step_with_more_logprobs_than_a_message_may_have_arrives_whole(monkeyp
     assert not driver._parts
 
 
+def test_a_step_of_which_any_stage_has_prepared_others_says_so():
+    core = RecordingCore()
+    driver = CoreDriver(core, StepEncoder({}, 4, frozenset()), None, None, None, None)
+    for step_id, first, last in ((1, True, False), (2, False, True), (3, False, False)):
+        driver.on_worker_event(there_and_back(m.StageDone(0, step_id, 5, has_prepared=first)), 0)
+        done = m.StepDone(1, ports.StepCompleted(step_id, [], {}, 5, None, last))
+        driver.on_worker_event(there_and_back(done), 0)
+    assert [(event.step_id, event.has_prepared) for event in core.events] == [(1, True), (2, True), (3, False)]
+
+
 class RecordingCore:
     def __init__(self):
         self.events = []

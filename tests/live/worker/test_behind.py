@@ -18,6 +18,8 @@ POLLS_A_STEP = 6
 class Step:
     """Launched at its second poll; computed, after those before it, at its sixth."""
 
+    has_prepared = False
+
     def __init__(self, device: Device, step, hidden) -> None:
         self._device, self._step, self._hidden = device, step, hidden
         self.num_polls = 0

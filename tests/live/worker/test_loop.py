@@ -233,7 +233,7 @@ def test_a_busy_worker_gives_parameters_between_layers_and_writes_nothing_there(
 class UnderWay:
     """A step of a device that computes by itself, until ``is_over`` says so."""
 
-    may_be_followed = False
+    may_be_followed = has_prepared = False
 
     def __init__(self, compute, is_over):
         self.compute, self.is_over, self.num_polls, self.num_waits = compute, is_over, 0, 0
@@ -314,6 +314,31 @@ def test_between_two_looks_at_a_step_other_threads_have_the_interpreter():
     loop.deliver(codec.step_command(make_step(1, [5])))
     loop.tick()
     assert started[0].num_polls == 6, "it waits where there is nothing to do, and only there"
+
+
+def test_a_stage_that_has_prepared_later_steps_says_so():
+    """Once: the next step has prepared none."""
+    events, started = [], []
+    device = FakeDevice(0)
+
+    def start_step(*arguments):
+        started.append(UnderWay(lambda: device.run_step(*arguments), lambda: True))
+        started[-1].has_prepared = len(started) == 1
+        return started[-1]
+
+    device.start_step = start_step
+    loop = WorkerLoop(0, device, {}, events.append, clock_ns=lambda: 0)
+    for step_id in (1, 2):
+        loop.deliver(codec.step_command(make_step(step_id, [5])))
+        loop.tick()
+    assert [event.completed.has_prepared for event in events] == [True, False]
+    first, second = InProcessLink.pair(0, 1, activation_bytes=1 << 12, bulk_bytes=1 << 12)
+    loop, second = WorkerLoop(0, device, {1: first}, events.append, clock_ns=lambda: 0), second
+    started.clear()
+    for step_id in (3, 4):
+        loop.deliver(codec.step_command(make_step(step_id, [5], (0, 2), next_=1)))
+        loop.tick()
+    assert [(event.step_id, event.has_prepared) for event in events[2:]] == [(3, True), (4, False)]
 
 
 def test_a_step_is_not_left_running_where_serving_the_links_fails():

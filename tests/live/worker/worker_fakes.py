@@ -60,6 +60,8 @@ class FakeRunning:
     """A step of a device that computes by itself: under way for some polls, of which the first launches it, and as long
     as one before it is."""
 
+    has_prepared = False
+
     def __init__(self, device, step, *more):
         self._device, self._step, self._more = device, step, more
         self._polls_left = 2 + step.step_id % 5

@@ -110,10 +110,10 @@ class Stepping:
         actions: list[Action] = []
         if event.kept_layers is not None:
             actions += self._shed(group, event.step_id, event.kept_layers, now_ns)
-        elif flight.step.resumes is None:
+        elif flight.step.resumes is None and not event.has_prepared:
             self._loads.note_step(group, flight.step, flight.work, flight.issued_ns, event.compute_ns, now_ns)
-        if event.kept_layers is not None or flight.step.resumes is not None:
-            self._loads.note_part(group)
+        if event.kept_layers is not None or flight.step.resumes is not None or event.has_prepared:
+            self._loads.note_untimed(group)
         # A chunk that ran before an earlier chunk of its request had run on KV that was not there.
         for state in group.overtaking(event.step_id):
             self._state.distrust(state)
@@ -131,7 +131,8 @@ class Stepping:
         outcome = group.commit(event, now_ns)
         if has_offline:
             fresh.note_step(num_before, now_ns)
-            if group.longest_alone_s is not None and flight.step.safepoint_layers and flight.step.sheds_from is None:
+            if group.longest_alone_s is not None and flight.step.safepoint_layers and flight.step.sheds_from is None \
+                    and not event.has_prepared:
                 group.longest_alone_s = lengthened_s(group.longest_alone_s, (now_ns - flight.issued_ns) / NANOSECONDS)
         for state in outcome.with_first:
             self._loads.note_first_token(state)

@@ -166,9 +166,9 @@ class Loads:
         ):
             observe(work, (since_ns, now_ns), group.group_id, period_of(num_stages))
 
-    def note_part(self, group: Group) -> None:
-        """A step of the group has ended of which some rows were computed only in part: nothing is learned from its
-        time, nor from the time to the next end."""
+    def note_untimed(self, group: Group) -> None:
+        """A step of the group has ended of which some rows were computed only in part, or that has prepared later ones:
+        nothing is learned from its time, nor from the time to the next end."""
         self.monitor(group).step_ended_ns = None
 
     def note_steps(self, group: Group, work: StepWork, times_ns: Sequence[int]) -> None:

@@ -65,6 +65,8 @@ class LayerGraphs:
         self._num_runs = 0
         self._generation = 0
         self._can_capture = True
+        self.num_captures = 0
+        """So far, failures included: the step of each took longer than others like it."""
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -107,6 +109,7 @@ class LayerGraphs:
     def _run_and_capture(self, key: GraphKey, launch: Callable[[], None]) -> None:
         """Launch for this step, and capture for the next ones: a failure of the second is no failure of the step."""
         num_launched = 0
+        self.num_captures += 1
 
         def counted() -> None:
             nonlocal num_launched

@@ -166,7 +166,8 @@ class CudaRunner:
         stage = self._begin(step, hidden, port, takes_from_card=before is not None)
         every = step.safepoint_layers
         safepoints = Safepoints(gives_up, every) if gives_up is not None and every else None
-        launches = Launches(layers, partial(self._run_layer, stage), partial(self._end, stage))
+        launches = Launches(
+            layers, partial(self._run_layer, stage), partial(self._end, stage), lambda: self._graphs.num_captures)
         self._newest = CudaStep(self._card, launches, safepoints, None if port is None else port.poll, before)
         return self._newest
 

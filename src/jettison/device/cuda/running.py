@@ -38,6 +38,8 @@ class Launches(NamedTuple):
     layer: Callable[[int], None]
     tail: Callable[[], Callable[[], Any]]
     """After the last layer; returns what makes the result once all that was launched is over."""
+    num_captures: Callable[[], int]
+    """So far, of any step: layers capture what later steps replay."""
 
 
 class Safepoints(NamedTuple):
@@ -93,6 +95,10 @@ class CudaStep:
         self._finish: Callable[[], Any] | None = None
         """None: the step was given up."""
         self._is_over = False
+        self._num_captures = launches.num_captures()
+        """Before its first layer."""
+        self.has_prepared = False
+        """See ``Running.has_prepared``. Known once all is launched."""
         self._result: Any = None
         self._error: Exception | None = None
         card.begin_step()
@@ -190,6 +196,7 @@ class CudaStep:
         self._launches.layer(layer)
         self._next += 1
         if self._next == layers.hi:
+            self.has_prepared = self._launches.num_captures() > self._num_captures
             self._finish = self._launches.tail()
             self._end = self._card.record()
         elif self._is_bounded:

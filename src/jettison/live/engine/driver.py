@@ -92,6 +92,9 @@ class CoreDriver:
         self.delays = Delays()
         self._parts: dict[int, list[m.StepLogprobs]] = {}
         """Step -> what has come of its logprobs; the step itself is still to be told."""
+        self._prepared: deque[int] = deque(maxlen=64)
+        """The last steps of which a stage before the last has prepared later ones: far more than are under way. The
+        last stage's answer comes later, as it waits for the others' and they tell at once."""
 
     def handle(self, event: ports.Event, now_ns: int) -> None:
         """Let the core handle an event and carry out what follows."""
@@ -168,6 +171,8 @@ class CoreDriver:
                 self._parts.setdefault(event.step_id, []).append(event)
             case m.StageDone():
                 self._note_stage(event)
+                if event.has_prepared:
+                    self._prepared.append(event.step_id)
             case m.MemoryReported() | m.WorkerReady():
                 self.memory[event.worker_id] = event.memory
             case m.WorkerStartFailed() | m.CertificateWanted():
@@ -184,6 +189,8 @@ class CoreDriver:
         """With what came ahead of it, and without what was sampled though its request's wishes were not sent."""
         if completed.kept_layers is not None:
             self._encoder.forget_places()  # the last stage has not seen the rows that an earlier one has shed
+        if completed.step_id in self._prepared:
+            completed = completed._replace(has_prepared=True)
         if parts := self._parts.pop(completed.step_id, []):
             completed = codec.with_parts(completed, parts)
         for place, token_id in self._encoder.take_refused(completed.step_id).items():

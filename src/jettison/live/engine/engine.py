@@ -21,7 +21,7 @@ from jettison.core.controlstream import LINK_GRACE_S
 from jettison.cost.deployment import deployment_to_document
 from jettison.device.model.identity import WeightsIdentity, agreed_identity
 from jettison.errors import JettisonError, NotReadyError, OverCapacityError, RequestError, TooLongError
-from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, LogPart, TokenEvent
+from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, LogPart, RequestTimings, TokenEvent
 from jettison.live.engine.assembly import Assembly, assemble
 from jettison.live.engine.crew import Crew
 from jettison.live.engine.deployed import deployment_of
@@ -323,9 +323,8 @@ class Engine:
 
     def timings(self, request_id: RequestId) -> RequestTimings | None:
         """See ``EngineClient.timings``."""
-        stream, driver = self._streams.get(request_id), self._driver
-        state = None if stream is None or driver is None else driver.core.state.requests.get(request_id)
-        return None if stream is None or state is None else stream.timings.note(state)
+        state = None if self._driver is None else self._driver.core.state.requests.get(request_id)
+        return None if state is None else RequestTimings(state.request.arrival_ns).note(state)
 
     def note_stored(self, works: Sequence[ports.StoredWork]) -> None:
         """See ``EngineClient.note_stored``."""
@@ -497,7 +496,5 @@ class Engine:
             del self._streams[emit.request_id]
             if not self._streams:
                 self._idle.set()
-            event.timings = stream.timings
-            if state is not None:
-                stream.timings.note(state)
+            event.timings = stream.timings if state is None else stream.timings.note(state)
         stream.put(event)

@@ -164,6 +164,8 @@ class StageDone(msgspec.Struct, array_like=True):
     input_delay_ns: int = 0
     remote_wait_ns: int = 0
     """Both as in StepDone."""
+    has_prepared: bool = False
+    """See StepCompleted."""
 
 
 class MemoryReported(msgspec.Struct, array_like=True):

@@ -128,7 +128,7 @@ class WorkerLoop:
         """The layout in force, once one has been applied."""
         self._stream: ControlStream[StepInput, _Command] = ControlStream(self._has_input)
         self._epochs = GroupEpochs(MAX_GROUPS_KNOWN)
-        self._bulk_turn = self._had_turns = False
+        self._bulk_turn = self._had_turns = self._has_prepared = False
         """Links are to get turns; they have had some, beside the last step."""
         self._loading: _Loading | None = None
         self._keeps_foreign_kv = False
@@ -404,27 +404,29 @@ class WorkerLoop:
         span = started_ns, self._clock_ns()
         compute_ns = span[1] - span[0]
         waited_ns, self._attention.waited_ns = self._attention.waited_ns, 0
+        times = *span, delay_ns, waited_ns
         # What waits behind a piece is the next stage; with remote attention each layer waits twice, there and back.
         num_waits = 2 * (step.layer_hi - step.layer_lo) if step.remote or self._keeps_foreign_kv else 1
         self._peers.stage_ns = (3 * self._peers.stage_ns + (compute_ns - waited_ns) // num_waits) // 4
         if step.next_worker is not None:
             self._hand_on(step, step.next_worker, result, failure, kept_layers)  # first: the next stage waits for it
             if failure is None:
-                self._emit(m.StageDone(self.worker_id, step.step_id, compute_ns, *span, delay_ns, waited_ns))
+                self._emit(m.StageDone(self.worker_id, step.step_id, compute_ns, *times, self._has_prepared))
             return
         if failure is None and not isinstance(result, StepOutput):
             failure = Failure(f"the last stage returned {type(result).__name__}")
         if failure is not None:
             nothing = ports.StepCompleted(step.step_id, [], {}, compute_ns, failure.kept_layers)
-            kept = m.StepDone(self.worker_id, nothing, *span, delay_ns, waited_ns)
+            kept = m.StepDone(self.worker_id, nothing, *times)
             self._emit(ended_early(step.step_id, failure, kept))
             if failure.abandoned or failure.kept_layers is not None:
                 self._reach("after_abandon")
         elif isinstance(result, StepOutput):
             self._reach("before_flush")
             completed = ports.StepCompleted(
-                result.step_id, result.tokens, result.prompt_logprobs, result.compute_ns or compute_ns, kept_layers)
-            done = m.StepDone(self.worker_id, completed, *span, delay_ns, waited_ns, *result.routed)
+                result.step_id, result.tokens, result.prompt_logprobs, result.compute_ns or compute_ns, kept_layers,
+                self._has_prepared)
+            done = m.StepDone(self.worker_id, completed, *times, *result.routed)
             for event in codec.step_answer(done):
                 self._emit(event)
             self._reach("after_flush")
@@ -449,7 +451,8 @@ class WorkerLoop:
             with contextlib.suppress(Exception):  # no step is left running beside what comes next
                 running.result()
             raise
-        return running.result()
+        result, self._has_prepared = running.result(), running.has_prepared
+        return result
 
     def _take_input(self, entry: StepEntry[StepInput]) -> tuple[object, Failure | None, int, int | None]:
         """The stage's input, or why it is not computed; how long it was on its way; and after how many layers the first
