@@ -17,6 +17,7 @@ from jettison.server.chat_renderer import TemplateSettings
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
+from waiting import PATIENCE_S
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode puts no test folder on the path
 
@@ -57,7 +58,7 @@ def serve(tokenizer):
         if batches is not None:
             await batch_service(app).start()
         started = asyncio.get_running_loop().create_future()
-        async with httpx.AsyncClient(timeout=10) as http:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
             served = Served(app, 0, http)
             options = {"on_drain": on_drain, "on_started": started.set_result, "stop": served.stop}
             served.finished = asyncio.create_task(
@@ -95,6 +96,7 @@ async def app_client(tokenizer, app_engine):
 @pytest.fixture
 def batch_settings(tokenizer_dir, tmp_path):
     def settings(**changes):
-        return BatchSettings(**({"folder": tmp_path / "batches", "model_dir": tokenizer_dir, "window": 4} | changes))
+        told = {"folder": tmp_path / "batches", "tokenizer_dir": tokenizer_dir, "window": 4} | changes
+        return BatchSettings(**told)
 
     return settings

@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jettison.server.app import server_state
 from jettison.server.tokenizer import Tokenizer
+from waiting import PATIENCE_S
 
 BOS, EOS, PAD, USER = 256, 257, 258, 259
 CHAT_TEMPLATE = (
@@ -110,7 +111,7 @@ def sse_events(body: str) -> list[str]:
     return [line.removeprefix("data: ") for line in body.split("\n\n") if line.startswith("data: ")]
 
 
-async def eventually(condition, timeout_s=5.0):
+async def eventually(condition, timeout_s=PATIENCE_S):
     """Wait for something that another task brings about."""
     async with asyncio.timeout(timeout_s):
         while not condition():

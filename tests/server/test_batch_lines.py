@@ -18,7 +18,7 @@ async def check(tmp_path, tokenizer_dir, content: bytes, endpoint="/v1/completio
     path = tmp_path / "in.jsonl"
     path.write_bytes(content)
     job = Job(**({
-        "path": str(path), "endpoint": endpoint, "model_dir": str(tokenizer_dir), "model_names": ("fake", "alias"),
+        "path": str(path), "endpoint": endpoint, "tokenizer_dir": str(tokenizer_dir), "model_names": ("fake", "alias"),
         "max_model_len": 400, "max_request_tokens": 300, "vocab_size": 300, "eos_token_ids": (257,),
         "max_line_bytes": MAX_LINE_BYTES, "max_lines": 500, "default_chat_max_tokens": None,
         "default_completion_max_tokens": 16, "max_choices": 1024, "max_stops": 4, "max_logprobs": 20,

@@ -66,7 +66,7 @@ async def test_lines_wait_for_the_compiler_as_their_tenants(serve, batch_setting
     go, order = threading.Event(), []
 
     def ask(constraint):
-        go.wait(30)
+        go.wait()
         order.append(constraint.text)
         return Compiled(grammar="start: /a/")
 
@@ -76,9 +76,9 @@ async def test_lines_wait_for_the_compiler_as_their_tenants(serve, batch_setting
         one, two = served.openai(api_key="one"), served.openai(api_key="two")
         try:
             of_one = await begin(one, jsonl(line("a", guided_regex="of one")))
-            await eventually(lambda: len(compiler._under_way) == 1, 20)
+            await eventually(lambda: len(compiler._under_way) == 1)
             of_two = await begin(two, jsonl(line("b", guided_regex="of two")))
-            await eventually(lambda: len(compiler._under_way) == 2, 20)
+            await eventually(lambda: len(compiler._under_way) == 2)
             told = [(tenant, n) for waiting in compiler._under_way.values() for tenant, n in waiting.num_asking.items()]
             keys = served.state.keys
             assert told == [(keys.tenant(f"Bearer {key}".encode()), 1) for key in ("one", "two")]

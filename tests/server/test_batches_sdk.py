@@ -15,11 +15,12 @@ from fake_engine import FakeEngine, bytes_of
 from jettison.server.app import batch_service
 from jettison.server.batches import compute, uploads
 from jettison.types import ServiceClass
+from waiting import PATIENCE_S
 
 FINAL = {"completed", "failed", "expired", "cancelled"}
 
 
-async def until(client, batch, states=FINAL, timeout_s=30.0):
+async def until(client, batch, states=FINAL, timeout_s=PATIENCE_S):
     async with asyncio.timeout(timeout_s):
         while batch.status not in states:
             await asyncio.sleep(0.02)
@@ -197,7 +198,7 @@ async def test_the_engine_is_told_what_is_due_for_whom(serve, batch_settings):
     engine = FakeEngine(delay_s=None)
     async with serve(engine, batches=batch_settings()) as served, served.openai() as client:
         batch = await until(client, await begin(client, jsonl(*(line(f"r{n}") for n in range(9)))), {"in_progress"})
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not engine.stored:
                 await asyncio.sleep(0.02)
         (work,) = engine.stored
@@ -237,6 +238,37 @@ async def test_a_file_of_nothing_that_runs_fails(serve, batch_settings, content,
         assert batch.failed_at
         assert [error.code for error in batch.errors.data] == codes
         assert (batch.output_file_id, batch.error_file_id) == (None, None)
+
+
+async def test_a_server_that_ends_as_a_check_does_leaves_no_process(serve, batch_settings, monkeypatch):
+    """The batch is told to be over while the process that has checked its lines still ends."""
+    made, is_ending, may_end = [], asyncio.Event(), asyncio.Event()
+    create = asyncio.create_subprocess_exec
+
+    async def slow_to_end(*arguments, **options):
+        process = await create(*arguments, **options)
+        communicate = process.communicate
+
+        async def slowly():
+            is_ending.set()
+            await may_end.wait()
+            return await communicate()
+
+        process.communicate = slowly
+        made.append(process)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slow_to_end)
+    async with serve(FakeEngine(), batches=batch_settings(max_lines=5)) as served, served.openai() as client:
+        await until(client, await begin(client, b"no line of a batch"))
+        await is_ending.wait()
+        closing = asyncio.create_task(batch_service(served.app).close())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not closing.done()
+        may_end.set()
+        await closing
+        assert [process.returncode is not None for process in made] == [True]
 
 
 async def test_a_line_that_the_engine_fails_is_tried_again_and_then_told(serve, batch_settings, monkeypatch):

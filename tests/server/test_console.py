@@ -27,6 +27,7 @@ from jettison.server.console.settings import ConsoleSettings, no_records
 from jettison.server.console.way import Meanwhile, Usual, way_of
 from jettison.server.console.words import KINDS, UNTOLD, told, told_all
 from jettison.server.settings import ServerSettings
+from waiting import PATIENCE_S
 
 S = 1_000_000_000
 HOSTILE = "<img src=x onerror=alert(1)>\"'&"
@@ -484,7 +485,7 @@ async def test_lines_of_batches_are_under_way_and_found_by_their_custom_ids(serv
     async with serve(engine, batches=batches) as served, served.openai() as client:
 
         async def lists_with(name, num):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while (lists := (await served.http.get(f"{served.url}/console/requests")).json())[name] != num:
                     await asyncio.sleep(0.1)
             return lists

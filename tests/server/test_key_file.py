@@ -17,6 +17,7 @@ from jettison.server.auth import KeyRing
 from jettison.server.key_file import MAX_BYTES, KeySource, read_key_file
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
+from waiting import PATIENCE_S
 
 
 def written(tmp_path, content: bytes):
@@ -130,7 +131,7 @@ async def test_a_hangup_reads_the_file_again(tokenizer, tmp_path, caplog):
         writer.close()
         return answer[9:12]
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         running = asyncio.create_task(ask(b"old", 3))
         while not engine.accepted:
             await asyncio.sleep(0)

@@ -20,6 +20,7 @@ from jettison import LLM, SamplingParams
 from jettison.device.model.create import create_model
 from jettison.errors import BudgetError, ConfigError, JettisonError, NotReadyError, RequestError, UserError
 from jettison.server.llm_types import Logprob
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.live
 
@@ -324,7 +325,7 @@ def test_a_plain_script_needs_no_guard_and_leaves_nothing(arguments, model_dir, 
     run = subprocess.run([sys.executable, str(script), str(model_dir), *arguments], capture_output=True, text=True,
                          timeout=120, env=marked)  # fmt: skip
     assert run.returncode == 0 and run.stdout == "3\n" and run.stderr == "", "the engine is closed, told or not"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while (left := _marked(f"LLM_TEST={tmp_path}")) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []

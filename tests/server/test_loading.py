@@ -9,6 +9,8 @@ import openai
 import pytest
 from fake_engine import FakeEngine
 
+from waiting import PATIENCE_S
+
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -44,7 +46,7 @@ async def test_the_sdk_s_own_patience_is_enough(serve):
         ask = asyncio.create_task(
             served.openai(max_retries=4).chat.completions.create(model="fake", messages=MESSAGES, max_tokens=2))
         await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not served.state.metrics._sheds["loading"]:
                 await asyncio.sleep(0.01)
         engine.engine_state = "ready"

@@ -292,12 +292,13 @@ async def test_limits_and_failures_are_those_of_chats(serve, client_of):
 async def test_a_silent_stream_pings(serve):
     engine = FakeEngine(bytes_of("a"), delay_s=None)
     async with serve(engine, keep_alive_s=0.02) as served:
-        asking = asyncio.create_task(events_of(served, max_tokens=2))
-        await eventually(lambda: engine.running)
-        await asyncio.sleep(0.2)
-        engine.release()
-        kinds = [event["type"] for event in await asking]
-    assert kinds.count("ping") > 2 and kinds[-1] == "message_stop"
+        body, kinds = {"model": "fake", "stream": True, "max_tokens": 2, "messages": HI}, []
+        async with served.http.stream("POST", served.url + PATH, json=body) as answer:
+            async for line in answer.aiter_lines():
+                kinds += [line.removeprefix("event: ")] if line.startswith("event: ") else []
+                if kinds.count("ping") > 2:
+                    engine.release()
+    assert kinds[-1] == "message_stop"
 
 
 def claude_code(num_tools):

@@ -9,6 +9,8 @@ import pytest
 from fake_engine import FakeEngine, bytes_of
 from served import eventually, sse_events
 
+from waiting import PATIENCE_S
+
 
 class Connection:
     """One connection, answers read by their length where they have one."""
@@ -23,13 +25,13 @@ class Connection:
     async def ask(self, head, body=b"", *more):
         length = b"content-length: %d\r\ncontent-type: application/json\r\n" % len(body) if body else b""
         self.writer.write(b"\r\n".join([head, *more, b""]) + length + b"\r\n" + body)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
         return int(lines[0].split()[1]), headers
 
     async def rest(self):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             rest = await self.reader.read()
         self.writer.close()
         return rest

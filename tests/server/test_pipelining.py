@@ -16,6 +16,7 @@ from served import eventually
 
 from jettison.server import http_protocol
 from jettison.server.http_protocol import MAX_QUEUED, SLICE_BYTES, BoundedHttpProtocol
+from waiting import PATIENCE_S
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 LAST = b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
@@ -29,7 +30,7 @@ def post(**fields) -> bytes:
 
 async def all_of(reader) -> bytes:
     """What comes until the server closes."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         return await reader.read()
 
 
@@ -372,7 +373,7 @@ async def test_connections_have_a_limit(serve, caplog):
             writer.close()
             return answer.startswith(b"HTTP/1.1 200 ")
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not await is_open_again():
                 pass
         places[1][1].close()

@@ -22,9 +22,10 @@ from jettison.errors import ConfigError, ModelError
 from jettison.server import launch
 from jettison.server.serving import open_socket
 from jettison.server.settings import ServerSettings
+from waiting import PATIENCE_S
 
 
-async def exchange(port, *parts, timeout_s=5.0):
+async def exchange(port, *parts, timeout_s=PATIENCE_S):
     """Send raw parts, one packet each, and read until the server closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -189,7 +190,7 @@ async def test_signals(tokenizer_dir, num_signals):
         sys.executable, "-c", CHILD, str(Path(__file__).parent), str(tokenizer_dir),
         stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
     try:
-        async with httpx.AsyncClient(timeout=20) as http:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
             url = f"http://127.0.0.1:{int(await child.stdout.readline())}"
             body = {"prompt": "p", "max_tokens": 25 if num_signals == 1 else 290, "stream": True}
             async with http.stream("POST", f"{url}/v1/completions", json=body) as answer:
@@ -199,7 +200,7 @@ async def test_signals(tokenizer_dir, num_signals):
                     child.send_signal(signal.SIGTERM)
                     await asyncio.sleep(0.05)
                 events = sse_events("\n\n".join([first, *[line async for line in lines]]))
-        code = await asyncio.wait_for(child.wait(), 20)
+        code = await asyncio.wait_for(child.wait(), PATIENCE_S)
     finally:
         if child.returncode is None:
             child.kill()

@@ -78,10 +78,11 @@ async def test_a_client_that_leaves_is_cancelled(serve, stream, delay_s):
 async def test_silent_streams_get_comments(serve):
     engine = FakeEngine(delay_s=None)
     async with serve(engine, keep_alive_s=0.02) as served:
-        ask = asyncio.create_task(served.completion(max_tokens=2, stream=True))
-        await asyncio.sleep(0.1)
-        engine.release()
-        text = (await ask).text
+        body, text = {"model": "fake", "prompt": "hi", "max_tokens": 2, "stream": True}, ""
+        async with served.http.stream("POST", f"{served.url}/v1/completions", json=body) as answer:
+            async for piece in answer.aiter_text():
+                text += piece
+                engine.release()  # it has had a comment
     assert text.startswith(": keep-alive\n\n")
     assert len(sse_events(text)) == 3
 

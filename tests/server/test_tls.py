@@ -16,6 +16,7 @@ from served import eventually
 
 from jettison.errors import ConfigError
 from jettison.server.tls import TlsSettings
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 OPENSSL = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2")
@@ -75,7 +76,7 @@ async def test_what_comes_in_other_ways_is_refused_and_disturbs_nothing(serve, p
             reader, writer = await asyncio.open_connection("127.0.0.1", served.port, ssl=trusting(pem))
             assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
             writer.write(sent)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 head, _, body = (await reader.read()).partition(b"\r\n\r\n")
             writer.close()
             assert head.startswith(b"HTTP/1.1 %d " % status), (sent, head)

@@ -9,6 +9,8 @@ import json
 import pytest
 from fake_engine import FakeEngine
 
+from waiting import PATIENCE_S
+
 BODY = json.dumps({"prompt": "hi", "max_tokens": 3, "seed": 1}).encode()
 H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAA\r\n"
 """What Java's HttpClient sends."""
@@ -30,7 +32,7 @@ async def answers(served, data: bytes, *, size: int | None = None) -> list[dict]
         writer.write(data[at : at + (size or len(data))])
         await writer.drain()
         await asyncio.sleep(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         parts = (await reader.read()).split(b"HTTP/1.1 ")[1:]
     writer.close()
     return [{"status": int(part[:3])} | json.loads(part.split(b"\r\n\r\n", 1)[1]) for part in parts]

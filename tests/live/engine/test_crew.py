@@ -28,6 +28,7 @@ from jettison.live.wire.heartbeat import Patience
 from jettison.live.wire.worker_config import WorkerSpec
 from jettison.transport.handshake import Identity
 from jettison.transport.tls import name_of
+from waiting import PATIENCE_S
 
 CHILD = (sys.executable, str(Path(__file__).parent.parent / "worker" / "worker_child.py"))
 MODEL = parse_config(JsonObject(Path("config.json"), {
@@ -61,7 +62,7 @@ class Stage:
         self.changed.set()
 
     async def until(self, holds):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not holds():
                 self.changed.clear()
                 await self.changed.wait()
@@ -221,7 +222,7 @@ async def test_a_worker_given_up_while_it_starts_again_is_a_failed_start(stage):
             await asyncio.sleep(0)
         now.crew.declare_lost(0, "injected")
         with pytest.raises(WorkerLostError, match="given up while it was starting"):
-            await asyncio.wait_for(restart, 20)
+            await asyncio.wait_for(restart, PATIENCE_S)
         assert len(now.exits) == 1, "the caller that waits for the start was told, and no other"
         await now.crew.restart(0)
         assert now.crew.life(0) == 2
@@ -230,7 +231,7 @@ async def test_a_worker_given_up_while_it_starts_again_is_a_failed_start(stage):
 
 @pytest.mark.parametrize("kill_hung", [True, False])
 async def test_a_hung_worker_is_given_up_and_heard_no_more(stage, kill_hung):
-    async with stage(patience=Patience(0.3, 300.0), kill_hung=kill_hung) as now:
+    async with stage(patience=Patience(3.0, 300.0), kill_hung=kill_hung) as now:
         old = now.handle(0)
         now.hang(0)
         now.crew.send(0, m.ReportMemory(1))
@@ -239,7 +240,7 @@ async def test_a_hung_worker_is_given_up_and_heard_no_more(stage, kill_hung):
         if not kill_hung:
             assert not old.ended.done()
             now.wake(old)
-        assert await asyncio.wait_for(asyncio.shield(old.ended), 20) == (-signal.SIGKILL if kill_hung else 0)
+        assert await asyncio.wait_for(asyncio.shield(old.ended), PATIENCE_S) == (-signal.SIGKILL if kill_hung else 0)
         await now.crew.restart(0)
         await now.answer(0, 2)
         assert [event.call_id for _, event in now.told] == [2], "the old life's answer counts nowhere"

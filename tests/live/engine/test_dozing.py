@@ -95,8 +95,8 @@ async def test_a_quiet_puts_one_to_sleep_and_a_burst_wakes_it(tmp_path: Path) ->
         await until(lambda: num_in(SleepState.ASLEEP) == 1)
         assert engine.snapshot().num_devices_wanted == 2
         assert await asyncio.gather(*map(served, range(len(prompts)))) == expected
-        kinds = [record.kind for record in engine.event_log]
-        assert "wake_decided" in kinds and "woken" in kinds
+        # The burst may be over before the sleeper is awake.
+        await until(lambda: {"wake_decided", "woken"} <= {record.kind for record in engine.event_log})
         decided = next(record for record in engine.event_log if record.kind == "wake_decided")
         assert decided.fields["reason"] == "memory keeps the queue out"
         await until(lambda: num_in(SleepState.ASLEEP) == 1)  # and when the burst is over, it may sleep again

@@ -29,6 +29,7 @@ from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.memory.prefix import PrefixHasher
 from jettison.types import FinishReason, Request, SamplingParams, ServiceClass
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # of the engines that several tests use
 
@@ -440,15 +441,17 @@ async def test_what_would_break_further_in_is_refused(plain: Engine) -> None:
 
 async def test_workers_that_stay_down_end_every_stream_with_an_error(model_dir: Path) -> None:
     async with running(model_dir, 100, max_worker_restarts=0) as engine:
+        pids = [worker.pid for worker in engine.snapshot().workers]
         streams = [asyncio.create_task(collect(engine, request(f"d{i}", [i, 2, 3], 300))) for i in range(6)]
-        await asyncio.sleep(0.1)
-        for worker in engine.snapshot().workers:
-            os.kill(worker.pid, signal.SIGKILL)
-        async with asyncio.timeout(20):
+        while not all(group.queues.running for group in engine.core.groups.values()):
+            await asyncio.sleep(0)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE_S):
             results = await asyncio.gather(*streams)
         assert any(reason is FinishReason.ERROR for _, reason in results)
         assert all(reason in (FinishReason.ERROR, FinishReason.LENGTH) for _, reason in results)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while engine.state != "failed":
                 await asyncio.sleep(0.01)
         with pytest.raises(NotReadyError):

@@ -14,7 +14,7 @@ from jettison.live.engine.engine import Engine
 from jettison.live.verify.fault_rounds import expected_tokens
 from jettison.types import Request, SamplingParams
 
-NUM_OUTPUT = 150
+NUM_OUTPUT = 300
 
 
 async def test_requests_spread_over_three_end_up_on_fewer(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from jettison.live.engine.restart import MAX_PAUSE_S, RestartBudget, Restarter
 from jettison.live.wire import messages as m
 from jettison.live.wire.heartbeat import Heart, Listener, Patience
 from jettison.live.worker.failpoints import NAMES, Rule, arm, from_environment, nowhere, parse
+from waiting import PATIENCE_S
 
 
 def test_pauses_grow_and_the_window_forgets() -> None:
@@ -49,7 +50,7 @@ async def test_workers_come_back_one_at_a_time_and_failed_starts_are_tried_again
     restarter = Restarter(start, lambda r: joined.append(r.worker_id), gone.append, max_restarts=2, window_s=60.0)
     for worker_id in (0, 1, 2, 0):
         restarter.worker_lost(worker_id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(joined) + len(gone) < 3:
             await asyncio.sleep(0.01)
     assert sorted(joined) == [0, 1] and gone == [2] and most == 1
@@ -69,7 +70,7 @@ async def test_whatever_a_start_raises_is_a_failed_attempt(monkeypatch: pytest.M
         return m.WorkerReady(worker_id, 1, 1, 0, "", {})
 
     async def until_told(num: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(joined) + len(gone) < num:
                 await asyncio.sleep(0.01)
 

@@ -77,7 +77,7 @@ async def test_over_processes_streams_go_on_memory_is_given_back_and_a_dead_slee
     async def until(condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
             while not condition():
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.001)
 
     def states() -> list[str]:
         return [str(row["state"]) for row in orders.states()["instances"]]

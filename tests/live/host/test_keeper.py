@@ -23,6 +23,7 @@ from jettison.live.host.keeper import Keeper
 from jettison.live.machine.netns import Placement
 from jettison.live.wire.heartbeat import Patience
 from jettison.live.wire.worker_config import WorkerSpec, WorkerStart
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.live
 
@@ -129,7 +130,7 @@ async def test_beats_keep_a_process_from_counting_as_hung(keeper):
     assert silent.why_hung(begun_s + 59, 0.0, patience) is None
     assert "silent" in str(silent.why_hung(begun_s + 61, 0.0, patience))
     assert silent.why_hung(begun_s + 61, 5.0, patience) is None, "the caller was away"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while beating.why_hung(begun_s + 61, 0.0, patience) is not None:
             await asyncio.sleep(0.005)  # until its first beat is here
     for child in (beating, silent):
@@ -187,12 +188,12 @@ async def test_a_fork_server_waits_for_nothing_that_has_ended(keeper, tmp_path, 
         server = int(capfd.readouterr().out.split()[1])
         assert num_watched(server) == 3, "its parent, its door, the keeper's line"
         child = keeper.spawn(start_of(1, "flag"), Placement(), has_far_peers=False)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not child.pid:
                 await asyncio.sleep(0.001)
         pidfd = os.dup(child._pidfd)  # as if the keeper were slow to close it
         keeper.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while num_watched(server) > 2:
                 await asyncio.sleep(0.001)
         os.close(pidfd)
@@ -203,7 +204,7 @@ async def test_with_a_fork_server_its_workers_end_and_the_next_has_another(keepe
     assert await ended(keeper.spawn(start_of(0, "say"), Placement(), has_far_peers=False)) == 0
     server = int(capfd.readouterr().out.split()[1])
     child = keeper.spawn(start_of(1, "flag"), Placement(), has_far_peers=False)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not child.pid:
             await asyncio.sleep(0.001)
     os.kill(server, signal.SIGKILL)
@@ -225,7 +226,7 @@ async def test_an_order_to_a_fork_server_that_has_just_ended_goes_to_another(kee
 async def test_no_worker_outlives_its_keeper(keeper, tmp_path):
     with fork_servers_kept():
         child = keeper.spawn(start_of(0, "flag"), Placement(), has_far_peers=False)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not child.pid:
                 await asyncio.sleep(0.001)
         alive = os.pidfd_open(child.pid)
@@ -283,7 +284,7 @@ async def test_a_worker_has_ended_only_when_it_is_gone(keeper, capfd):
     assert await ended(keeper.spawn(start_of(0, "say"), Placement(), has_far_peers=False)) == 0
     server = int(capfd.readouterr().out.split()[1])
     children = [keeper.spawn(start_of(worker, "flag", 1), Placement(), has_far_peers=False) for worker in range(3)]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not all(child.pid for child in children):
             await asyncio.sleep(0.001)
     watched = [os.pidfd_open(child.pid) for child in children]

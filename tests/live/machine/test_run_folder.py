@@ -17,6 +17,7 @@ import jettison
 from jettison.errors import UserError
 from jettison.live.machine import run_folder
 from jettison.live.machine.run_folder import PREFIX, RunFolder, remove_abandoned
+from waiting import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +71,7 @@ def test_the_folder_of_a_process_that_was_killed_goes(has_guard: bool, tmp_path:
         assert path.parent == tmp_path and (path / "control").exists()
         owner.kill()
         owner.wait()
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + PATIENCE_S
     while has_guard and path.exists():
         assert time.monotonic() < deadline, "the guard removes it"
         time.sleep(0.02)

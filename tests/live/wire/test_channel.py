@@ -13,6 +13,7 @@ from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.wire.channel import ControlServer, WorkerChannel
 from jettison.transport.handshake import Identity
+from waiting import PATIENCE_S
 
 SECRET = b"s" * 32
 
@@ -31,7 +32,7 @@ class Controller:
         return await asyncio.to_thread(WorkerChannel.connect, self.address, secret, Identity(worker_id, 0))
 
     async def until(self, count):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.heard) < count:
                 await asyncio.sleep(0.001)
 
@@ -47,7 +48,7 @@ async def controller(tmp_path):
 
 async def receive(channel, count):
     commands = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(commands) < count:
             commands += channel.receive()
             await asyncio.sleep(0.001)
@@ -88,7 +89,7 @@ async def test_a_controller_that_goes_away_is_noticed(controller):
     channel = await controller.connect(1)
     await controller.until(0)
     controller.server.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while channel.is_open:
             channel.receive()
             await asyncio.sleep(0.001)

@@ -30,6 +30,7 @@ from jettison.live.wire import messages as m
 from jettison.live.wire.heartbeat import Patience
 from jettison.live.wire.worker_config import WorkerSpec
 from jettison.types import LayerRange
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.live
 
@@ -97,7 +98,7 @@ class Cluster:
         self.changed.set()
 
     async def until(self, condition):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
@@ -246,7 +247,9 @@ def test_workers_die_with_a_controller_that_is_killed(what):
             cluster = Cluster(2, what={what!r})
             starting = asyncio.create_task(cluster.crew.start())
             if {what!r} == "1:slow":
-                await asyncio.sleep(0.7)
+                while not (len(cluster.crew.pids) == 2 and all(cluster.crew.pids.values())):
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.5)  # while they load
             else:
                 await starting
                 cluster.crew.send(0, codec.step_command(make_step(1, [5])))
@@ -261,7 +264,7 @@ def test_workers_die_with_a_controller_that_is_killed(what):
     controller.kill()
     controller.wait()
     controller.stdout.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while any(is_alive(int(pid)) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(pids) == 2 and not any(is_alive(int(pid)) for pid in pids)
@@ -353,7 +356,7 @@ async def test_a_stage_that_lost_its_input_says_who_is_lost():
 
 @pytest.mark.parametrize("kill_hung", [True, False])
 async def test_a_stopped_worker_is_replaced_and_heard_no_more(kill_hung):
-    async with Cluster(patience=Patience(0.5, 300.0), kill_hung=kill_hung) as cluster:
+    async with Cluster(patience=Patience(3.0, 300.0), kill_hung=kill_hung) as cluster:
         old = cluster.crew.pids[0]
         os.kill(old, signal.SIGSTOP)
         cluster.crew.send(0, codec.step_command(make_step(1, [5])))
@@ -365,7 +368,7 @@ async def test_a_stopped_worker_is_replaced_and_heard_no_more(kill_hung):
             assert is_alive(old)
             os.kill(old, signal.SIGCONT)
         await cluster.until(lambda: ports.WorkerFenced(1, 1) in cluster.events)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while is_alive(old):
                 await asyncio.sleep(0.01)
         assert isinstance(await run_step(cluster, 2, [5]), m.StepDone)
@@ -374,9 +377,9 @@ async def test_a_stopped_worker_is_replaced_and_heard_no_more(kill_hung):
 
 
 async def test_a_worker_that_only_waits_or_computes_long_is_not_hung():
-    async with Cluster(patience=Patience(0.3, 300.0), what="0:hang") as cluster:
+    async with Cluster(patience=Patience(1.5, 300.0), what="0:hang") as cluster:
         cluster.crew.send(0, codec.step_command(make_step(1, [5])))
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(4.0)
         assert cluster.exits == []
 
 

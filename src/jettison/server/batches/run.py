@@ -130,7 +130,7 @@ class BatchRun:
         finally:
             if process.returncode is None:
                 process.kill()
-            await process.communicate()  # its pipes are closed, too
+            await _over(process)
 
     def _check_job(self) -> Job:
         info, settings = self._tools.state.engine.info, self._tools.state.settings
@@ -278,3 +278,16 @@ class BatchRun:
                 return Status.FAILED
             case _:
                 return None
+
+
+async def _over(process: asyncio.subprocess.Process) -> None:
+    """A process that was killed, or ends by itself, is over, and its pipes are closed. A cancellation counts once that
+    is so: half-way it would leave both to the garbage collector."""
+    ending, cancelled = asyncio.create_task(process.communicate()), None
+    while not ending.done():
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
