@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from jettison.server.app import batch_service, create_app
+from jettison.server.app import batch_service, create_app, server_state
 from jettison.server.batches.settings import BatchSettings
 from jettison.server.chat_renderer import TemplateSettings
 from jettison.server.serving import run_server
@@ -75,6 +75,7 @@ def serve(tokenizer):
                 await served.close_clients()
                 if batches is not None:
                     await batch_service(app).close()
+                await asyncio.to_thread(server_state(app).grammars.close)
 
     return serving
 
@@ -91,6 +92,7 @@ async def app_client(tokenizer, app_engine):
     app = create_app(app_engine, tokenizer, ServerSettings(model_names=("fake",)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         yield client
+    await asyncio.to_thread(server_state(app).grammars.close)
 
 
 @pytest.fixture

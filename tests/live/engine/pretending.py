@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import tempfile
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 
 from jettison.core import ports
@@ -106,9 +107,14 @@ class PretendingSpawner:
 
     async def _live(self, handle):
         """From the connection to the end; a death closes the connection, and so does the controller."""
+        address = handle.start.control_address.removeprefix("unix:")
+        reader, writer = await asyncio.open_unix_connection(address)
+        with closing(writer):
+            await self._speak(handle, reader, writer)
+
+    async def _speak(self, handle, reader, writer):
         start, script = handle.start, self.scripts[handle.start.spec.worker_id]
         worker = start.spec.worker_id
-        reader, writer = await asyncio.open_unix_connection(start.control_address.removeprefix("unix:"))
         proof = Handshake(start.secret, Identity(worker, start.epoch), Purpose.CONTROL, initiator=True)
         writer.write(proof.first())
         writer.write(proof.feed(await reader.readexactly(proof.needed)))
@@ -138,7 +144,6 @@ class PretendingSpawner:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             handle.end(0)
-        writer.close()
 
     async def _obey(self, handle, reader, tell):
         buffer, worker = MessageBuffer(), handle.start.spec.worker_id

@@ -238,7 +238,7 @@ def test_workers_die_with_a_controller_that_is_killed(what):
     """Idle (end of file), in the middle of a step, and while loading (both: parent-death signal)."""
     script = textwrap.dedent(f"""
         import asyncio, sys, time
-        sys.path[:0] = {[str(HERE), str(SOURCES)]!r}
+        sys.path[:0] = {[str(HERE), str(HERE.parents[1]), str(SOURCES)]!r}
         from worker_fakes import make_step
         from test_processes import Cluster
         from jettison.live.wire import codec
