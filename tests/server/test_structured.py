@@ -6,11 +6,11 @@ import asyncio
 import json
 import os
 import threading
-import time
 
 import pytest
 from fake_engine import FakeEngine
 from llguidance import LLMatcher
+from waiting import PATIENCE_S
 
 from jettison.config import EngineConfig
 from jettison.server import compiling
@@ -252,23 +252,24 @@ async def test_a_child_may_have_a_descriptor_beyond_1024():
             os.close(descriptor)
 
 
-async def test_the_loop_goes_on_while_a_grammar_is_compiled():
-    compiler = GrammarCompiler(SPECIAL)
-    turns = 0
+async def test_the_loop_goes_on_while_a_grammar_is_compiled(monkeypatch):
+    """The compiler waits for the loop's turn, which never comes where the loop waits for the compiler."""
+    compiler, turn = GrammarCompiler(SPECIAL), threading.Event()
+    ask, had_turn = compiler._ask, []
 
-    async def turn():
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0.001)
+    def asked(constraint):
+        had_turn.append(turn.wait(PATIENCE_S))
+        return ask(constraint)
 
-    turning = asyncio.create_task(turn())
+    monkeypatch.setattr(compiler, "_ask", asked)
     try:
-        began = time.monotonic()
-        await compiler.compiled(Constraint("json", json.dumps({"enum": [f"x{at}" for at in range(9_000)]})))
-        assert turns > 10 * (time.monotonic() - began)
+        compiling = asyncio.create_task(compiler.compiled(Constraint("regex", "[ab]+")))
+        await asyncio.sleep(0)  # it has begun
+        await asyncio.sleep(0)
+        turn.set()
+        assert await compiling and had_turn == [True]
     finally:
-        turning.cancel()
+        turn.set()
         compiler.close()
 
 
