@@ -10,7 +10,6 @@ import threading
 import pytest
 from fake_engine import FakeEngine
 from llguidance import LLMatcher
-from waiting import PATIENCE_S
 
 from jettison.config import EngineConfig
 from jettison.server import compiling
@@ -18,6 +17,7 @@ from jettison.server.compile_process import Compiled, Compiler, Job
 from jettison.server.compiling import GrammarCompiler
 from jettison.server.errors import ApiError
 from jettison.server.structured import Constraint, JsonDefaults, _closed
+from waiting import PATIENCE_S
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
