@@ -1,4 +1,4 @@
-"""Certificates of workers: one for each worker and life, signed by an authority that lives in memory.
+"""Certificates: one for each life of each worker, and the controller's, signed by an authority that lives in memory.
 
 Each worker makes its own key, which never leaves its process; a signing request travels, a certificate comes back. The
 certificate's name is the worker's ``Identity``: a peer of another id or of an older life has another name.
@@ -50,7 +50,7 @@ class Applicant:
 
 
 class Authority:
-    """It signs for workers whose requests have been proven otherwise: by the one-time token of their life."""
+    """It signs for ends whose requests have been proven otherwise: by the one-time token of their life."""
 
     def __init__(self) -> None:
         """Makes the key, which is nowhere but here."""
@@ -64,6 +64,11 @@ class Authority:
         )
         self.certificate = made.public_bytes(serialization.Encoding.PEM)
         """PEM; no secret."""
+
+    def papers_for(self, identity: Identity) -> Papers:
+        """Of an end in this very process."""
+        applicant = Applicant(identity)
+        return applicant.papers(self.sign(applicant.request, identity), self.certificate)
 
     def sign(self, request: bytes, identity: Identity) -> bytes:
         """A certificate, PEM, of the key in a signing request (DER) and of nothing else that it says. Raises

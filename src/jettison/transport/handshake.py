@@ -37,6 +37,8 @@ class Purpose(IntEnum):
     LINK = 2
     URGENT = 3
     """The second connection of a link, for frames that must not wait behind bulk."""
+    ENROL = 4
+    """A worker of another host asks the controller for its certificate."""
 
 
 class Identity(NamedTuple):

@@ -1,8 +1,9 @@
-"""TLS over a non-blocking TCP socket: what a link between hosts sends, encrypted, from an end with a certified name.
+"""TLS over a non-blocking TCP socket: what goes between hosts, encrypted, from an end with a certified name.
 
 Both ends show a certificate of the cluster's authority (``authority``), TLS 1.3 alone. The three-message proof
 (``handshake``) goes inside, and its identity must be the certificate's name: a certificate does not open a connection
-by itself, nor does the secret.
+by itself, nor does the secret. One connection goes without the dialling end's certificate: the one that asks for it
+(``Purpose.ENROL``).
 
 ``TlsSocket`` has the calls of a socket that links use. ``ssl.SSLSocket`` has not: no ``sendmsg``, other errors where a
 call would block, and bytes in a buffer of its own that no epoll tells of. Here that buffer is in sight
@@ -17,7 +18,7 @@ import ssl
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jettison.transport.handshake import HandshakeError, Identity
+from jettison.transport.handshake import CONTROLLER, HandshakeError, Identity
 
 DOMAIN = "jettison.internal"
 _READ_BYTES = 256 << 10
@@ -35,7 +36,9 @@ class Papers(NamedTuple):
 
 
 def name_of(identity: Identity) -> str:
-    """The name in a worker's certificate."""
+    """The name in an end's certificate."""
+    if identity == CONTROLLER:
+        return f"controller.{DOMAIN}"
     return f"life-{identity.epoch}.worker-{identity.worker_id}.{DOMAIN}"
 
 
@@ -46,9 +49,28 @@ class TlsContexts:
         """Raises OSError, ssl.SSLError for papers that do not go together."""
         self._ends = [_context(papers, ssl.PROTOCOL_TLS_CLIENT), _context(papers, ssl.PROTOCOL_TLS_SERVER)]
 
+    @classmethod
+    def without_certificate(cls, authority: bytes) -> TlsContexts:
+        """Of an end that dials to ask for one; it trusts this authority (PEM). Raises ssl.SSLError."""
+        return cls(Papers(b"", b"", authority))
+
     def wrap(self, sock: socket.socket, *, accepts: bool) -> TlsSocket:
         """Over a connected socket, of which this end has been the accepting one or not. Nothing is sent yet."""
         return TlsSocket(sock, self._ends[accepts], accepts)
+
+
+def control_context(papers: Papers) -> ssl.SSLContext:
+    """Of the controller, for its event loop's own TLS. An end may show no certificate: ``name_shown`` tells. Raises
+    OSError, ssl.SSLError."""
+    context = _context(papers, ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_OPTIONAL  # what is shown is verified
+    return context
+
+
+def name_shown(tls: ssl.SSLObject) -> str | None:
+    """The name in the other end's certificate; None: it has shown none."""
+    names: tuple[tuple[str, str], ...] = (tls.getpeercert() or {}).get("subjectAltName", ())  # type: ignore[assignment]
+    return next((name for kind, name in names if kind == "DNS"), None)
 
 
 def _context(papers: Papers, protocol: int) -> ssl.SSLContext:
@@ -59,6 +81,8 @@ def _context(papers: Papers, protocol: int) -> ssl.SSLContext:
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # no connection is resumed
     context.load_verify_locations(cadata=papers.authority.decode())
+    if not papers.certificate:
+        return context
     fd = os.memfd_create("jettison-papers", os.MFD_CLOEXEC)  # the ssl module reads keys from files only
     try:
         with open(fd, "wb", closefd=False) as file:
@@ -97,10 +121,7 @@ class TlsSocket:
     @property
     def peer_name(self) -> str | None:
         """The name in the other end's certificate; None before the handshake is over."""
-        if not self._is_ready:
-            return None
-        names: tuple[tuple[str, str], ...] = (self._tls.getpeercert() or {}).get("subjectAltName", ())  # type: ignore[assignment]
-        return next((name for kind, name in names if kind == "DNS"), None)
+        return name_shown(self._tls) if self._is_ready else None
 
     def flush(self) -> None:
         """Give the socket what it takes of what is encrypted. Raises OSError."""
@@ -202,5 +223,12 @@ Wire = socket.socket | TlsSocket
 
 def check_name(wire: Wire, peer: Identity) -> None:
     """Of a connection that is proven inside: its certificate is that identity's, too. Raises HandshakeError."""
-    if isinstance(wire, TlsSocket) and wire.peer_name != name_of(peer):
-        raise HandshakeError(f"a certificate of {wire.peer_name} where {peer} has proven itself")
+    if isinstance(wire, TlsSocket):
+        check_shown(wire.peer_name, peer)
+
+
+def check_shown(name: str | None, peer: Identity | None) -> None:
+    """The name in a certificate (None: none was shown) is this identity's; None: there must be none. Raises
+    HandshakeError."""
+    if name != (None if peer is None else name_of(peer)):
+        raise HandshakeError(f"a certificate of {name} where {peer or 'an end without one'} has proven itself")

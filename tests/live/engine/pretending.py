@@ -74,7 +74,9 @@ class PretendingSpawner:
         self._folder = None
         self._tasks = []
 
-    async def open(self):
+    spans_hosts = True
+
+    async def open(self, authority):
         self._folder = tempfile.TemporaryDirectory(prefix="pretending-")
         return f"unix:{self._folder.name}/control"
 

@@ -1,4 +1,5 @@
-"""Workers of several hosts over real processes: links over TCP, encrypted, with the same tokens as one worker alone."""
+"""Workers of several hosts over real processes: control and links over TCP, encrypted, with the same tokens as one
+worker alone."""
 
 from __future__ import annotations
 
@@ -17,12 +18,21 @@ from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.spawn_local import LocalSpawner
 from jettison.live.machine.netns import Placement
+from jettison.transport.authority import Authority
 from jettison.types import Request, SamplingParams
 
 pytestmark = pytest.mark.live
 
 FAR = {i: Placement(f"127.0.0.{i + 1}", bytes_per_s=1e9) for i in range(2)}
 """A worker with a limit on its links counts as a host of its own."""
+
+
+class FarControl(LocalSpawner):
+    """The controller is on a host of its own, too."""
+
+    async def open(self, authority: Authority | None) -> str:
+        await super().open(authority)
+        return "tcp:127.0.0.1:0"
 
 
 def engine_of(folder: Path, spawner: LocalSpawner | None, **flags: object) -> Engine:
@@ -81,7 +91,7 @@ async def test_a_drop_an_exchange_a_restore_and_a_death_between_hosts(tmp_path: 
         await until(lambda: engine.snapshot().counters["drops"] == 2)
         os.kill(engine._crew.pids[1], signal.SIGKILL)
 
-    engine = engine_of(folder, LocalSpawner(FAR), instances=2)
+    engine = engine_of(folder, FarControl(FAR), instances=2)
     try:
         await engine.start()
         assert len(set(engine.core.params.machine_of.values())) == 2

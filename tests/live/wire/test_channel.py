@@ -13,6 +13,7 @@ from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.wire.channel import ControlServer, WorkerChannel
 from jettison.transport.handshake import Identity
+from jettison.transport.tls import Credentials
 from waiting import PATIENCE_S
 
 SECRET = b"s" * 32
@@ -29,7 +30,7 @@ class Controller:
         )
 
     async def connect(self, worker_id, secret=SECRET):
-        return await asyncio.to_thread(WorkerChannel.connect, self.address, secret, Identity(worker_id, 0))
+        return await asyncio.to_thread(WorkerChannel.connect, self.address, Credentials(secret, Identity(worker_id, 0)))
 
     async def until(self, count):
         async with asyncio.timeout(PATIENCE_S):

@@ -29,7 +29,8 @@ from jettison.live.wire import messages as m
 from jettison.live.wire.channel import ControlServer
 from jettison.live.wire.heartbeat import Patience
 from jettison.live.wire.worker_config import WorkerSpec, WorkerStart
-from jettison.transport.handshake import Identity
+from jettison.transport.handshake import CONTROLLER, Identity
+from jettison.transport.tls import control_context
 from jettison.types import WorkerId
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Crew:
         self.kill_hung = kill_hung
         """Whether a worker that is given up is killed. Tests leave it alive, to see what it does when it wakes up."""
         self._secret = secrets.token_bytes(32)
-        self._server = ControlServer(self._secret, self._on_worker_event, self._on_connection_end)
+        self._server = ControlServer(self._secret, self._on_worker_event, self._on_connection_end, self._certify)
         self._authority: Authority | None = None
         """Where workers are on several hosts."""
         self._control_address: str | None = None
@@ -126,12 +127,7 @@ class Crew:
         if self._control_address is not None:
             raise JettisonError("this crew was started before")
         try:
-            self._control_address = await self._spawner.open()
-            await self._server.start(self._control_address)
-            if len(self._spawner.hosts()) > 1:
-                from jettison.transport.authority import Authority  # brings cryptography
-
-                self._authority = Authority()
+            await self._listen()
             async with asyncio.timeout(self._start_timeout_s):
                 for worker in self._specs:
                     self._spawn(worker, 0)
@@ -150,6 +146,17 @@ class Crew:
         except BaseException:
             await self.close(0.0)
             raise
+
+    async def _listen(self) -> None:
+        """Raises OSError, UserError."""
+        tls = None
+        if self._spawner.spans_hosts:
+            from jettison.transport.authority import Authority  # brings cryptography
+
+            self._authority = Authority()
+            tls = control_context(self._authority.papers_for(CONTROLLER))
+        address = await self._spawner.open(self._authority)
+        self._control_address = await self._server.start(address, tls)
 
     async def restart(self, worker: WorkerId) -> m.WorkerReady:
         """Start a lost worker again, empty, and tell all that live. Raises as ``start`` does; then nothing of it is
@@ -251,6 +258,10 @@ class Crew:
             beat_interval_s=self._patience.beat_interval_s,
             log_level=logging.getLevelName(log.getEffectiveLevel()),
             token_hex=None if token is None else token.hex(),
+            authority_pem=(
+                self._authority.certificate.decode()
+                if self._authority is not None and self._control_address.startswith("tcp:") else None
+            ),
         )
         handle = self._spawner.spawn(start)
         life = self._lives[worker] = _Life(
@@ -285,8 +296,8 @@ class Crew:
 
     # --- watching
 
-    def _certify(self, worker: WorkerId, event: m.CertificateWanted) -> None:
-        """Sign a worker's key, once in its life and for its own name."""
+    def _certify(self, worker: WorkerId, event: m.CertificateWanted) -> m.Certificate | None:
+        """Sign a worker's key, once in its life and for its own name; None where it is given up instead."""
         life = self._lives[worker]
         token, life.token = life.token, None
         try:
@@ -295,12 +306,14 @@ class Crew:
             certificate = self._authority.sign(event.request, Identity(worker, life.number))
         except LinkDownError as error:
             self.declare_lost(worker, f"it gets no certificate: {error}")
-            return
-        self.send(worker, m.Certificate(certificate, self._authority.certificate))
+            return None
+        return m.Certificate(certificate, self._authority.certificate)
 
     def _on_worker_event(self, worker: WorkerId, event: m.Event) -> None:
         if isinstance(event, m.CertificateWanted):
-            self._certify(worker, event)
+            answer = self._certify(worker, event)
+            if answer is not None:
+                self.send(worker, answer)
             return
         if not isinstance(event, m.WorkerReady | m.WorkerStartFailed):
             if not self._closing:

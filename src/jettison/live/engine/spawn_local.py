@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from jettison.live.engine.spawner import HostName
 from jettison.live.host.keeper import WORKER_COMMAND, Child, Keeper
@@ -10,6 +11,9 @@ from jettison.live.machine.netns import Placement
 from jettison.live.machine.run_folder import RunFolder
 from jettison.live.wire.worker_config import WorkerStart
 from jettison.types import WorkerId
+
+if TYPE_CHECKING:
+    from jettison.transport.authority import Authority
 
 
 class LocalSpawner:
@@ -28,8 +32,14 @@ class LocalSpawner:
         self.folder: RunFolder | None = None
         """Of sockets, while it is open."""
 
-    async def open(self) -> str:
-        """See ``Spawner.open``."""
+    @property
+    def spans_hosts(self) -> bool:
+        """See ``Spawner.spans_hosts``."""
+        return len(self.hosts()) > 1
+
+    async def open(self, authority: Authority | None) -> str:
+        """See ``Spawner.open``. Control stays on this machine whatever its links do."""
+        del authority
         self.folder = RunFolder()
         self._keepers = {host: Keeper(self.folder.path, self._worker_command) for host in self.hosts()}
         return f"unix:{self.folder.path}/control"

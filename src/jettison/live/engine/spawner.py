@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from jettison.live.host.keeper import Addresses
 from jettison.live.wire.heartbeat import Patience
 from jettison.live.wire.worker_config import WorkerStart
 from jettison.policy.links import MachineId
 from jettison.types import WorkerId
+
+if TYPE_CHECKING:
+    from jettison.transport.authority import Authority
 
 HostName = str
 
@@ -45,9 +48,14 @@ class Handle(Protocol):
 class Spawner(Protocol):
     """Starts workers on one host or on several. Opened and closed once, by its crew; all calls on the crew's loop."""
 
-    async def open(self) -> str:
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether workers may be on several hosts: links between them are encrypted then. Known before ``open``."""
+
+    async def open(self, authority: Authority | None) -> str:
         """Acquire what the hosts need; returns the address at which the controller is to listen, which workers on every
-        host reach. Raises OSError, UserError."""
+        host reach: port 0 is any. ``authority``: of a cluster that spans hosts, which signs for them, too. Raises
+        OSError, UserError."""
 
     async def close(self) -> None:
         """Give back what ``open`` has acquired; all processes have ended. Idempotent."""

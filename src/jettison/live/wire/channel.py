@@ -1,8 +1,13 @@
-"""The control channel: commands to workers and events back, over a Unix socket with length prefixes.
+"""The control channel: commands to workers and events back, with length prefixes: over a Unix socket on one host, over
+TCP with TLS (``transport.tls``) between hosts.
 
 A plain socket and not ZeroMQ, which design.md names: measured here, a command and its
 answer take a fraction of ZeroMQ's time, a dead peer shows at once as end of file, and the same handshake as on
 links opens it. Messages are msgspec structs; nothing else is accepted.
+
+A worker of another host has no certificate when it begins. It opens a first connection without one, which the secret
+opens for one purpose alone: its signing request goes in, the certificate comes back. The control channel is the second
+one.
 
 ``ControlServer`` is the controller's side, on an asyncio loop. ``WorkerChannel`` is a worker's, on a plain
 non-blocking socket that its own loop watches.
@@ -12,21 +17,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
+import select
+import ssl
 import struct
+import time
 from collections.abc import Callable, Iterator
 from typing import cast
 
 from jettison.errors import LinkDownError
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
-from jettison.transport.handshake import CONTROLLER, HANDSHAKE_TIMEOUT_S, Handshake, Identity, Purpose
+from jettison.transport.dialling import Dialling
+from jettison.transport.handshake import CONTROLLER, HANDSHAKE_TIMEOUT_S, Handshake, Purpose
 from jettison.transport.sockets import connect, parse_address
+from jettison.transport.tls import Credentials, TlsSocket, Wire, check_shown, name_shown
 from jettison.types import WorkerId
 
 log = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("<I")
+_PLAIN_READ_BYTES, _TLS_READ_BYTES = 1 << 18, 1 << 14
+"""A record of TLS brings 16 KiB at most."""
 MAX_MESSAGE_BYTES = 64 << 20
 """Far above any step; what a length prefix may make the reader wait for."""
 
@@ -64,17 +75,22 @@ def framed(message: bytes) -> bytes:
 class WorkerChannel:
     """A worker's end, never blocking once made. Unsent events wait in memory: few, as the steps in flight are few."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: Wire) -> None:
         sock.setblocking(False)
         self._sock = sock
+        self._tls = sock if isinstance(sock, TlsSocket) else None
         self._incoming = MessageBuffer()
         self._outgoing = bytearray()
         self.is_open = True
 
     @classmethod
-    def connect(cls, address: str, secret: bytes, me: Identity) -> WorkerChannel:
+    def connect(cls, address: str, own: Credentials, purpose: Purpose = Purpose.CONTROL) -> WorkerChannel:
         """Blocks until both ends are proven. Raises LinkDownError."""
-        sock, handshake = connect(address, secret, me, Purpose.CONTROL)
+        sock: Wire
+        if parse_address(address)[0] == "unix":
+            sock, handshake = connect(address, own.secret, own.me, purpose)
+        else:
+            sock, handshake = _dialled(address, own, purpose)
         if handshake.peer != CONTROLLER:
             sock.close()
             raise LinkDownError(f"worker {handshake.peer.worker_id} answers where the controller should")
@@ -87,14 +103,14 @@ class WorkerChannel:
     @property
     def wants_write(self) -> bool:
         """Whether events wait for the socket."""
-        return bool(self._outgoing)
+        return bool(self._outgoing) or (self._tls is not None and self._tls.has_unsent)
 
     def receive(self) -> list[m.Command]:
         """Commands that have come; ``is_open`` is False afterwards when the controller is gone. Raises CodecError."""
         commands: list[m.Command] = []
         while self.is_open:
             try:
-                data = self._sock.recv(1 << 18)
+                data = self._sock.recv(_PLAIN_READ_BYTES if self._tls is None else _TLS_READ_BYTES)
             except BlockingIOError:
                 break
             except OSError:
@@ -116,6 +132,8 @@ class WorkerChannel:
             while self._outgoing and self.is_open:
                 num_sent = self._sock.send(self._outgoing)
                 del self._outgoing[:num_sent]
+            if self._tls is not None and self.is_open:
+                self._tls.flush()
         except BlockingIOError:
             return
         except OSError:
@@ -123,15 +141,37 @@ class WorkerChannel:
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Send what is left, briefly waiting for it, and close. Idempotent."""
-        if self._outgoing and self.is_open:
-            self._sock.settimeout(timeout_s)
-            try:
-                self._sock.sendall(self._outgoing)
-            except OSError as error:
-                log.warning("the last events did not reach the controller: %s", error)
+        poll, ends_s = select.poll(), time.monotonic() + timeout_s
+        if self.is_open:
+            poll.register(self._sock.fileno(), select.POLLOUT)
+        while self.is_open and self.wants_write and (left_s := ends_s - time.monotonic()) > 0:
+            poll.poll(1e3 * left_s)
+            self.flush()
+        if self.wants_write:
+            log.warning("the last events did not reach the controller")
         self._outgoing.clear()
         self.is_open = False
         self._sock.close()
+
+
+def _dialled(address: str, own: Credentials, purpose: Purpose) -> tuple[Wire, Handshake]:
+    """Over a network, with both ends proven. Raises LinkDownError."""
+    if own.tls is None:
+        raise LinkDownError(f"no control channel goes over a network without TLS ({address})")
+    poll, ends_s, dial = select.poll(), time.monotonic() + HANDSHAKE_TIMEOUT_S, None
+    try:
+        dial = Dialling(address, own, purpose)
+        while (connection := dial.advance()) is None:
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0:
+                raise LinkDownError("it does not answer")
+            poll.register(dial.sock.fileno(), select.POLLOUT if dial.is_connecting else select.POLLIN)
+            poll.poll(1e3 * left_s)
+        return connection
+    except (OSError, LinkDownError) as error:
+        if dial is not None:
+            dial.sock.close()
+        raise LinkDownError(f"no control channel to {address}: {error}") from None
 
 
 class ControlServer:
@@ -141,25 +181,34 @@ class ControlServer:
     """
 
     def __init__(
-        self, secret: bytes, on_event: Callable[[WorkerId, m.Event], None], on_lost: Callable[[WorkerId], None]
+        self, secret: bytes, on_event: Callable[[WorkerId, m.Event], None], on_lost: Callable[[WorkerId], None],
+        certify: Callable[[WorkerId, m.CertificateWanted], m.Certificate | None] = lambda worker_id, event: None,
     ) -> None:
+        """``certify``: answers a worker that has no certificate yet; None: not this one."""
         self.secret = secret
         self.on_event = on_event
         self.on_lost = on_lost
+        self.certify = certify
         self.lives: dict[WorkerId, int] = {}
         """Worker -> the only life of it that is let in (0 where nothing is said)."""
         self._connections: dict[WorkerId, _Connection] = {}
         self._all: set[_Connection] = set()
         self._server: asyncio.AbstractServer | None = None
 
-    async def start(self, address: str) -> None:
-        """Listen at ``unix:<path in a 0700 folder>`` or ``tcp:<interface>:<port>``. Raises OSError, ValueError."""
+    async def start(self, address: str, tls: ssl.SSLContext | None = None) -> str:
+        """Listen at ``unix:<path in a 0700 folder>``, or with ``tls`` at ``tcp:<interface>:<port>``; returns the
+        address with the port that it has got. Raises OSError, ValueError."""
         loop = asyncio.get_running_loop()
         scheme, host, port = parse_address(address)
         if scheme == "unix":
             self._server = await loop.create_unix_server(lambda: _Connection(self), host)
-        else:
-            self._server = await loop.create_server(lambda: _Connection(self), host, port)
+            return address
+        if tls is None:
+            raise ValueError(f"no control channel goes over a network without TLS ({address})")
+        self._server = server = await loop.create_server(
+            lambda: _Connection(self), host, port, ssl=tls, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+        )
+        return f"tcp:{host}:{server.sockets[0].getsockname()[1]}"
 
     def send(self, worker_id: WorkerId, command: m.Command) -> None:
         """Queue a command; never blocks. To a worker that is gone it is dropped: ``on_lost`` has told or will."""
@@ -213,7 +262,10 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: ControlServer) -> None:
         self.worker_id: WorkerId = CONTROLLER.worker_id
         self._server = server
-        self._handshake: Handshake | None = Handshake(server.secret, CONTROLLER, Purpose.CONTROL, initiator=False)
+        self._handshake: Handshake | None = None
+        self._enrols = False
+        """It was opened to ask for a certificate, and for nothing else."""
+        self._tls: ssl.SSLObject | None = None
         self._unproven = b""
         self._messages = MessageBuffer()
         self._transport: asyncio.Transport | None = None
@@ -223,6 +275,9 @@ class _Connection(asyncio.Protocol):
         # uvloop's transports do not derive from asyncio's classes, so this cannot be an isinstance check.
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
+        self._tls = transport.get_extra_info("ssl_object")
+        also = frozenset() if self._tls is None else frozenset({Purpose.ENROL})
+        self._handshake = Handshake(self._server.secret, CONTROLLER, Purpose.CONTROL, initiator=False, also=also)
         self._server.opened(self)
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self.hang_up)
 
@@ -232,10 +287,20 @@ class _Connection(asyncio.Protocol):
                 data = self._prove(self._handshake, data)
             if data:
                 for message in self._messages.feed(data):
-                    self._server.on_event(self.worker_id, codec.decode_event(message))
+                    self._take(codec.decode_event(message))
         except (LinkDownError, codec.CodecError) as error:
             log.error("control connection of worker %d refused: %s", self.worker_id, error)
             self.hang_up()
+
+    def _take(self, event: m.Event) -> None:
+        """Raises LinkDownError."""
+        if not self._enrols:
+            self._server.on_event(self.worker_id, event)
+            return
+        answer = self._server.certify(self.worker_id, event) if isinstance(event, m.CertificateWanted) else None
+        if answer is None:
+            raise LinkDownError("it gets no certificate")
+        self.send(codec.encode(answer))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
@@ -263,10 +328,14 @@ class _Connection(asyncio.Protocol):
             if answer := handshake.feed(message):
                 self._transport.write(answer)
         worker_id, life = handshake.peer
+        self._enrols = handshake.purpose is Purpose.ENROL
+        if self._tls is not None:
+            check_shown(name_shown(self._tls), None if self._enrols else handshake.peer)
         if life != self._server.lives.get(worker_id, 0):
             raise LinkDownError(f"life {life} of worker {worker_id} is not wanted")
         self._deadline.cancel()
         self._handshake = None
         self.worker_id = worker_id
-        self._server.proven(self)
+        if not self._enrols:
+            self._server.proven(self)
         return self._unproven

@@ -68,6 +68,10 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     log_level: str = "WARNING"
     token_hex: str | None = None
     """What the controller signs one certificate for; None: no peer is on another host."""
+    authority_pem: str | None = None
+    """Whose certificate the controller shows where its address is on a network; no secret."""
+    shares_clock: bool = True
+    """All workers run on one machine: times of one may be compared with another's."""
 
     @property
     def secret(self) -> bytes:
@@ -87,5 +91,3 @@ class WorkerConfig(WorkerStart, frozen=True, kw_only=True, forbid_unknown_fields
     """Inherited shared memory: the step that is to be given up (``live.wire.stepflag``)."""
     link_bytes_per_s: float | None = None
     """What is sent over each link to another host at most (``transport.pacing``); None: no limit."""
-    shares_clock: bool = True
-    """All workers run on one machine: times of one may be compared with another's."""

@@ -31,7 +31,7 @@ from jettison.live.worker.failpoints import from_environment
 from jettison.live.worker.forked import serve_forks
 from jettison.live.worker.loop import WorkerLoop
 from jettison.live.worker.transfers import bulk_frame_bytes
-from jettison.transport.handshake import Identity
+from jettison.transport.handshake import Identity, Purpose
 from jettison.transport.tls import Credentials, TlsContexts
 
 log = logging.getLogger(__name__)
@@ -65,11 +65,12 @@ class WorkerProcess:
 
     def run(self) -> int:
         """Serve until told to stop or left alone; returns the exit code."""
-        channel = WorkerChannel.connect(self._config.control_address, self._config.secret, self._me)
+        channel, tls = self._connected()
         device: Device | None = None
         spec = self._config.spec
         try:
-            tls = self._certified(channel)
+            if tls is None:
+                tls = self._certified(channel)
             device = self._make_device(spec)
             device.start()
             doors = self._open_doors(device, tls)
@@ -105,6 +106,19 @@ class WorkerProcess:
             self._flag.close()
 
     # --- start
+
+    def _connected(self) -> tuple[WorkerChannel, TlsContexts | None]:
+        """The control channel; over a network also the certificate, which opens it. Raises LinkDownError."""
+        config = self._config
+        if config.authority_pem is None:
+            return WorkerChannel.connect(config.control_address, Credentials(config.secret, self._me)), None
+        asks = Credentials(config.secret, self._me, TlsContexts.without_certificate(config.authority_pem.encode()))
+        desk = WorkerChannel.connect(config.control_address, asks, Purpose.ENROL)
+        try:
+            tls = self._certified(desk)
+        finally:
+            desk.close()
+        return WorkerChannel.connect(config.control_address, Credentials(config.secret, self._me, tls)), tls
 
     def _report_failed_start(self, channel: WorkerChannel, error: Exception) -> None:
         known = isinstance(error, JettisonError)
