@@ -53,6 +53,14 @@ class Controller:
     async def connect(self, tls, me=WORKER, purpose=Purpose.CONTROL, secret=SECRET):
         return await asyncio.to_thread(WorkerChannel.connect, self.address, Credentials(secret, me, tls), purpose)
 
+    async def joined(self, tls):
+        """The channel of a worker that the controller has let in."""
+        channel = await self.connect(tls)
+        async with asyncio.timeout(10):
+            while not self.server.is_connected(1):
+                await asyncio.sleep(0.001)
+        return channel
+
     async def until(self, count):
         async with asyncio.timeout(10):
             while len(self.heard) < count:
@@ -91,7 +99,7 @@ async def test_a_worker_asks_for_its_certificate_and_speaks_with_it(controller):
     (answer,) = await receive(desk, 1)
     desk.close()
     assert not controller.server.is_connected(1) and controller.heard == []
-    channel = await controller.connect(TlsContexts(applicant.papers(answer.certificate, answer.authority)))
+    channel = await controller.joined(TlsContexts(applicant.papers(answer.certificate, answer.authority)))
     big = m.Step(bytes(3_000_000))
     controller.server.send(1, big)
     controller.server.send(1, m.Stop())
@@ -115,7 +123,7 @@ async def test_a_worker_with_a_wrong_certificate_commands_nothing(controller, tl
     with contextlib.suppress(LinkDownError):  # of another authority: TLS itself says no
         await refused(await controller.connect(tls()))
     assert not controller.server.is_connected(1) and controller.heard == []
-    channel = await controller.connect(contexts())
+    channel = await controller.joined(contexts())
     controller.server.send(1, m.Stop())
     assert await receive(channel, 1) == [m.Stop()], "the door is open to the right one"
     channel.close()
@@ -205,7 +213,7 @@ class Tap:
 async def test_a_capture_shows_nothing_and_opens_nothing(controller):
     async with Tap(controller.address) as tap:
         there, controller.address = controller.address, tap.address
-        channel = await controller.connect(contexts())
+        channel = await controller.joined(contexts())
         controller.server.send(1, m.Step(WORDS))
         channel.emit(ports.CallFailed(1, 1, WORDS.decode()))
         assert await receive(channel, 1) == [m.Step(WORDS)]
