@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.engines.weights import QWEN3_02M, QWEN3_110M, make_folder
 from benchmarks.shared import REPOSITORY, SUPPRESS, Row, again, keep, parse, print_rows, work_folder
-from jettison.device.kernels.onednn import ONEDNN_CACHES
+from jettison.device.beside import ONEDNN_CACHES
 
 KINDS = ("native", "native+torch-linear", "torch")
 UNBOUNDED = "unbounded"

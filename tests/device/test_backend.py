@@ -16,9 +16,9 @@ from device_shards import copy_shard, shard_of
 from doubledevice import BYPASSES, DeviceTensor, DoubleBackEnd, HostAccessError, wrapped
 
 from jettison.device.backend_host import HostBackEnd
+from jettison.device.beside import open_shared_copy
 from jettison.device.bytesview import as_numpy_uint8, as_tensor_uint8
 from jettison.device.choice import choose_back_end
-from jettison.device.sharedcopy import open_shared_copy
 from jettison.device.spec import DeviceSpec
 from jettison.device.step import SamplingRow, StepInput
 from jettison.device.worker import DeviceWorker, make_device

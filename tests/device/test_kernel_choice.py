@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from jettison.device.kernels import Processor, load_kernels, native, onednn, resolve_kernels, rows_are_independent
+from jettison.device import beside
+from jettison.device.kernels import Processor, load_kernels, native, resolve_kernels, rows_are_independent
 from jettison.device.kernels.processor import AMX_BF16, TILES_GRANTED, choose_kind, cpu_flags
 from jettison.errors import ConfigError
 
@@ -151,9 +152,9 @@ def test_kernels_that_cannot_be_had_are_not_replaced(monkeypatch: pytest.MonkeyP
 
 
 def test_caches_are_bounded_unless_somebody_has_set_them() -> None:
-    environ = {onednn.ONEDNN_CACHES[0]: "7"}
-    onednn.bound_onednn_caches(environ)
-    assert environ == {onednn.ONEDNN_CACHES[0]: "7", onednn.ONEDNN_CACHES[1]: str(onednn.NUM_KEPT_PRODUCTS)}
+    environ = {beside.ONEDNN_CACHES[0]: "7"}
+    beside.bound_onednn_caches(environ)
+    assert environ == {beside.ONEDNN_CACHES[0]: "7", beside.ONEDNN_CACHES[1]: str(beside.NUM_KEPT_PRODUCTS)}
 
 
 WALK = """
@@ -197,7 +198,7 @@ def test_products_keep_little_beside_the_weights(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", WALK, name], capture_output=True, text=True, check=True, timeout=300)
     found = json.loads(done.stdout)
     # 160 numbers of rows of five products would keep code of 800; the largest seen is 0.8 MiB.
-    assert found["walked"] < 2 * onednn.NUM_KEPT_PRODUCTS << 20
+    assert found["walked"] < 2 * beside.NUM_KEPT_PRODUCTS << 20
     weight_bytes = 16384 * 4096 * 2
     assert found["kept"] < weight_bytes / 8
     assert found["peak"] < weight_bytes, "not even while they run"

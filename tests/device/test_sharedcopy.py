@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from jettison.device import sharedcopy
+from jettison.device.beside import open_shared_copy
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.model.identity import digest_of
-from jettison.device.sharedcopy import SharedCopy, open_shared_copy
+from jettison.device.sharedcopy import SharedCopy
 from jettison.types import ModelShape, layer_shard
 
 SHARDS = {layer_shard(0): 10_000, layer_shard(1): 1, layer_shard(2): 4096}

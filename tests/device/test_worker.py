@@ -14,9 +14,9 @@ from cardbackend import PretendedBackEnd
 from device_shards import copy_shard, shard_of
 
 from jettison.device.backend_host import HostBackEnd
+from jettison.device.beside import open_shared_copy
 from jettison.device.kernels import native
 from jettison.device.model import weights
-from jettison.device.sharedcopy import open_shared_copy
 from jettison.device.spec import DeviceSpec
 from jettison.device.step import StepInput
 from jettison.device.worker import DeviceWorker, make_device

@@ -25,13 +25,6 @@ PIECE_BYTES = 4 << 20
 """Bytes copied between two steps: a millisecond or two."""
 
 
-def open_shared_copy() -> int:
-    """Create an empty copy; returns its descriptor, for the workers of a machine. It takes no memory before a write.
-
-    Raises OSError."""
-    return os.memfd_create("jettison-parameters", os.MFD_CLOEXEC)
-
-
 class SharedCopy:
     """One process' access to the copy. Keeps a descriptor of its own until ``close``, which is idempotent."""
 

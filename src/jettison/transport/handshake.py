@@ -39,6 +39,8 @@ class Purpose(IntEnum):
     """The second connection of a link, for frames that must not wait behind bulk."""
     ENROL = 4
     """A worker of another host asks the controller for its certificate."""
+    KEEPER = 5
+    """A keeper of another host takes orders from the controller."""
 
 
 class Identity(NamedTuple):

@@ -39,7 +39,14 @@ def name_of(identity: Identity) -> str:
     """The name in an end's certificate."""
     if identity == CONTROLLER:
         return f"controller.{DOMAIN}"
+    if identity.worker_id < CONTROLLER.worker_id:
+        return f"life-{identity.epoch}.keeper-{CONTROLLER.worker_id - 1 - identity.worker_id}.{DOMAIN}"
     return f"life-{identity.epoch}.worker-{identity.worker_id}.{DOMAIN}"
+
+
+def keeper_identity(number: int, life: int) -> Identity:
+    """Of a keeper: below the controller's, where no worker has one."""
+    return Identity(CONTROLLER.worker_id - 1 - number, life)
 
 
 class TlsContexts:
@@ -59,12 +66,18 @@ class TlsContexts:
         return TlsSocket(sock, self._ends[accepts], accepts)
 
 
-def control_context(papers: Papers) -> ssl.SSLContext:
-    """Of the controller, for its event loop's own TLS. An end may show no certificate: ``name_shown`` tells. Raises
-    OSError, ssl.SSLError."""
+def control_context(papers: Papers, *, is_open: bool = True) -> ssl.SSLContext:
+    """Of the controller, for an event loop's own TLS. ``is_open``: an end may show no certificate; ``name_shown``
+    tells. Raises OSError, ssl.SSLError."""
     context = _context(papers, ssl.PROTOCOL_TLS_SERVER)
-    context.verify_mode = ssl.CERT_OPTIONAL  # what is shown is verified
+    if is_open:
+        context.verify_mode = ssl.CERT_OPTIONAL  # what is shown is verified
     return context
+
+
+def dialling_context(papers: Papers) -> ssl.SSLContext:
+    """Of an end that dials the controller, for an event loop's own TLS. Raises OSError, ssl.SSLError."""
+    return _context(papers, ssl.PROTOCOL_TLS_CLIENT)
 
 
 def name_shown(tls: ssl.SSLObject) -> str | None:

@@ -28,6 +28,7 @@ class PretendingHandle:
         self.pid = next(_pids)
         name = f"{start.spec.worker_id}.{start.epoch}"
         self.addresses = Addresses(f"near:{name}", f"far:{name}")
+        self.why_lost = None
         self.commands = []
         self.certificates = []
         self.ended = asyncio.get_running_loop().create_future()
@@ -36,6 +37,9 @@ class PretendingHandle:
         self.awake = asyncio.Event()
         self.awake.set()
         self.counts = False
+
+    async def located(self):
+        pass
 
     def kill(self):
         self.end(-9)

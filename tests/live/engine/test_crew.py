@@ -1,4 +1,5 @@
-"""What a crew promises over any spawner: the local one, with real processes, and a pretending one, without."""
+"""What a crew promises over any spawner: the local one and that of keepers on other hosts, with real processes, and a
+pretending one, without."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography import x509
+from far_keepers import ProcessPlacer
 from pretending import PretendingSpawner
 
 from jettison.core import ports
@@ -20,6 +22,7 @@ from jettison.device.model.jsonfile import JsonObject
 from jettison.device.step import StepInput
 from jettison.errors import BudgetError, JettisonError, WorkerLostError
 from jettison.live.engine.crew import Crew
+from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.engine.spawn_local import LocalSpawner
 from jettison.live.engine.spawner import machines_of
 from jettison.live.wire import codec
@@ -109,6 +112,20 @@ class LocalStage(Stage):
             yield
 
 
+class FarStage(LocalStage):
+    """Each worker on a host of its own; no process here is the worker's parent."""
+
+    def __init__(self, *arguments, **more):
+        Stage.__init__(self, FarSpawner(ProcessPlacer(), lease_s=60.0, worker_command=CHILD), *arguments, **more)
+
+    def is_closed(self):
+        placer = self.spawner._placer
+        return placer.is_closed and all(process.returncode == 0 for process in placer.processes.values())
+
+    def refusing(self, monkeypatch):
+        pytest.skip("what another host refuses is an end of a life that has begun")
+
+
 class PretendingStage(Stage):
     def __init__(self, num_workers=2, fate="", **more):
         worker, _, what = fate.partition(":")
@@ -135,6 +152,7 @@ class PretendingStage(Stage):
 
 
 @pytest.fixture(params=[pytest.param(LocalStage, marks=pytest.mark.live, id="local"),
+                        pytest.param(FarStage, marks=pytest.mark.live, id="far"),
                         pytest.param(PretendingStage, id="pretending")])
 def stage(request):
     return request.param
@@ -153,11 +171,13 @@ async def test_workers_start_once_and_are_told_apart(stage):
 
 
 async def test_every_worker_has_one_host_and_hosts_have_numbers(stage):
-    spawner = stage(3).spawner
-    names = [spawner.host_of(worker) for worker in range(3)]
-    assert set(names) <= set(spawner.hosts()) and list(spawner.hosts()) == list(spawner.hosts())
-    machines = machines_of(range(3), spawner)
-    assert all((machines[a] == machines[b]) == (names[a] == names[b]) for a in range(3) for b in range(3))
+    async with stage(3) as now:
+        spawner = now.spawner
+        names = [spawner.host_of(worker) for worker in range(3)]
+        assert set(names) <= set(spawner.hosts()) and list(spawner.hosts()) == list(spawner.hosts())
+        machines = machines_of(range(3), spawner)
+        assert all((machines[a] == machines[b]) == (names[a] == names[b]) for a in range(3) for b in range(3))
+        assert spawner.spans_hosts or len(set(names)) == 1
 
 
 @pytest.mark.parametrize(("fate", "error", "says", "timeout_s"), [

@@ -3,23 +3,19 @@ worker alone."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from host_engines import answers, engine_of, until
 
-from jettison.config import EngineConfig
 from jettison.device.model.create import create_model
-from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.spawn_local import LocalSpawner
 from jettison.live.machine.netns import Placement
 from jettison.transport.authority import Authority
-from jettison.types import Request, SamplingParams
 
 pytestmark = pytest.mark.live
 
@@ -33,40 +29,6 @@ class FarControl(LocalSpawner):
     async def open(self, authority: Authority | None) -> str:
         await super().open(authority)
         return "tcp:127.0.0.1:0"
-
-
-def engine_of(folder: Path, spawner: LocalSpawner | None, **flags: object) -> Engine:
-    base: dict[str, object] = {
-        "model": str(folder), "memory": "64MiB", "page_size": 4096, "block_size": 8, "max_num_seqs": 32,
-        "max_num_batched_tokens": 64, "num_threads": 1, "dtype": "float64", "exchange": "transfer",
-        "exchange_piece_bytes": 1 << 14, "restore_dwell_ms": 100,
-    } | flags  # fmt: skip
-    sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
-    return Engine(EngineConfig.resolve(**base | {"memory": sized.memory_for_blocks(200)}), spawner)  # type: ignore[arg-type]
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.01)
-
-
-async def nothing(engine: Engine) -> None:
-    """No move."""
-
-
-async def answers(
-    engine: Engine, prompts: list[list[int]], then: Callable[[Engine], Awaitable[None]] = nothing
-) -> list[list[int]]:
-    async def one(i: int, prompt: list[int]) -> list[int]:
-        sampling = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
-        return [t.token_id async for event in engine.submit(Request(f"q{i}", tuple(prompt), sampling, 0))
-                for t in event.tokens]  # fmt: skip
-
-    streams = [asyncio.create_task(one(i, prompt)) for i, prompt in enumerate(prompts)]
-    await until(lambda: sum(g.num_running for g in engine.snapshot().groups) >= len(prompts) // 2)
-    await then(engine)
-    return await asyncio.gather(*streams)
 
 
 async def test_a_drop_an_exchange_a_restore_and_a_death_between_hosts(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from jettison.config import EngineConfig
-from jettison.device.kernels import Processor, native, onednn
+from jettison.device import beside
+from jettison.device.kernels import Processor, native
 from jettison.device.kernels.processor import AMX_BF16
 from jettison.device.model.create import create_model
 from jettison.errors import NotReadyError
@@ -106,7 +107,7 @@ def test_a_profile_of_other_kernels_lies_elsewhere(model_dir: Path) -> None:
 
 def test_processes_are_started_with_bounded_caches() -> None:
     env = worker_environment(2)
-    assert all(name in env for name in onednn.ONEDNN_CACHES)
+    assert all(name in env for name in beside.ONEDNN_CACHES)
 
 
 @pytest.mark.live
@@ -124,7 +125,7 @@ async def test_a_cluster_runs_with_torchs_products(model_dir: Path, caplog: pyte
         document = engine.deployment_document()
         assert document["fingerprint"]["kernels"] == here  # type: ignore[index]
         for worker in engine.snapshot().workers:
-            assert f"{onednn.ONEDNN_CACHES[0]}={onednn.NUM_KEPT_PRODUCTS}" in environment_of(worker.pid)
+            assert f"{beside.ONEDNN_CACHES[0]}={beside.NUM_KEPT_PRODUCTS}" in environment_of(worker.pid)
         params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
         streams = [
             engine.submit(Request(f"r{i}", tuple(rng.choices(range(256), k=rng.randint(5, 30))), params, 0))

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jettison.device.beside import bound_onednn_caches
 from jettison.device.kernels.base import (
     check_arena,
     check_argmax,
@@ -33,7 +34,7 @@ from jettison.device.kernels.experts import pass_experts
 from jettison.device.kernels.integers import pack_integers, torch_gather_integers, torch_linear_integers
 from jettison.device.kernels.layer import attend_layer, feed_forward
 from jettison.device.kernels.norms import rms_normalized
-from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
+from jettison.device.kernels.onednn import torch_linear
 from jettison.device.kernels.operands import (
     Activations,
     ExpertWeights,

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from jettison.device.beside import bound_onednn_caches
 from jettison.device.kernels.base import check_linear
 from jettison.device.kernels.layer import attend_layer, feed_forward
 from jettison.device.kernels.native import NativeKernels, native_library
-from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
+from jettison.device.kernels.onednn import torch_linear
 from jettison.device.kernels.operands import (
     Activations,
     Int32Array,

@@ -132,6 +132,7 @@ class Crew:
                 for worker in self._specs:
                     self._spawn(worker, 0)
                 ready = list(await asyncio.gather(*(life.started for life in self._lives.values())))
+                await asyncio.gather(*(life.handle.located() for life in self._lives.values()))
             for worker in self._lives:
                 self._introduce(worker, [peer for peer in self._lives if peer != worker])
             self._listening = asyncio.create_task(self._listen_to_hearts(), name="jettison-hearts")
@@ -172,6 +173,7 @@ class Crew:
         try:
             async with asyncio.timeout(RESTART_TIMEOUT_S):
                 ready = await life.started
+                await life.handle.located()
             if not life.is_up:
                 raise WorkerLostError(f"worker {worker} ended as soon as it was ready")
             others = [w for w, other in self._lives.items() if w != worker and other.is_up]
@@ -267,7 +269,7 @@ class Crew:
         life = self._lives[worker] = _Life(
             handle, number, asyncio.get_running_loop().create_future(), token
         )
-        handle.ended.add_done_callback(lambda _: self._report_exit(worker, life))
+        handle.ended.add_done_callback(lambda _: self._on_process_end(worker, life))
         return life
 
     def _introduce(self, worker: WorkerId, peers: Sequence[WorkerId]) -> None:
@@ -333,6 +335,12 @@ class Crew:
         life = self._lives[worker]
         if not life.handle.ended.done() and not self._closing:
             asyncio.get_running_loop().call_later(_LONELY_S, life.handle.kill)
+        self._report_exit(worker, life)
+
+    def _on_process_end(self, worker: WorkerId, life: _Life) -> None:
+        why_lost = life.handle.why_lost
+        if why_lost is not None and life is self._lives[worker]:
+            self.declare_lost(worker, why_lost)
         self._report_exit(worker, life)
 
     def _report_exit(self, worker: WorkerId, life: _Life) -> None:

@@ -18,8 +18,8 @@ from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.cost.hardware import HardwareProfile
+from jettison.device.beside import open_shared_copy
 from jettison.device.model.identity import agreed_identity
-from jettison.device.sharedcopy import open_shared_copy
 from jettison.errors import StalledError
 from jettison.live.engine.assembly import Assembly, assemble
 from jettison.live.engine.driver import CoreDriver

@@ -27,9 +27,14 @@ class Handle(Protocol):
     pid: int
     """The process, where this host can see it; 0 elsewhere."""
     addresses: Addresses
-    """Where peers reach this life. Valid once it has said that it is ready."""
+    """Where peers reach this life. Valid once ``located`` has returned."""
     ended: asyncio.Future[int]
     """Its exit code, once the process has ended."""
+    why_lost: str | None
+    """Set before ``ended`` where the host or its keeper is gone, and the process with it: no last word comes."""
+
+    async def located(self) -> None:
+        """Returns once peers can be told where it is, or once it has ended."""
 
     def kill(self) -> None:
         """End the process at once. Idempotent; nothing where it has ended."""
@@ -67,10 +72,10 @@ class Spawner(Protocol):
         """
 
     def hosts(self) -> Sequence[HostName]:
-        """All hosts that workers may run on, always in one order."""
+        """All hosts that workers run on, always in one order. Valid once all have been ready."""
 
     def host_of(self, worker: WorkerId) -> HostName:
-        """The host that a worker runs on, in every life."""
+        """The host that the present life of a worker runs on. Valid once it is ready."""
 
     def empty_shared_copies(self) -> None:
         """As after a restart of the hosts: nothing is left in their copies of the parameters (tests)."""

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -25,12 +25,11 @@ import msgspec
 
 import jettison
 from jettison.config import API_KEY_VARIABLES
-from jettison.device.kernels.onednn import bound_onednn_caches
-from jettison.device.sharedcopy import open_shared_copy
+from jettison.device.beside import bound_onednn_caches, open_shared_copy
 from jettison.live.host.forkserver import FORK_SERVERS, ForkServer, fork_servers_kept
 from jettison.live.machine.netns import Placement, entered
 from jettison.live.wire.fork_orders import MAX_MESSAGE_BYTES, ForkEvent, ForkWorker, WorkerEnded, WorkerForked
-from jettison.live.wire.heartbeat import Listener, Patience
+from jettison.live.wire.heartbeat import Listener, Patience, why_hung
 from jettison.live.wire.stepflag import StepFlag
 from jettison.live.wire.worker_config import WorkerStart
 from jettison.transport.sockets import listening_socket
@@ -55,10 +54,16 @@ class Child:
         self.pid = 0
         self.addresses = addresses
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.why_lost: str | None = None
+        self.on_pid: Callable[[int], None] | None = None
+        """Called once the process is there."""
         self._pidfd: int | None = None
         self._is_to_be_killed = False
         self._listener: Listener | None = listener
         self._flag: StepFlag | None = flag
+
+    async def located(self) -> None:
+        """See ``Handle``: from the beginning."""
 
     def kill(self) -> None:
         """See ``Handle``."""
@@ -79,15 +84,27 @@ class Child:
 
     def why_hung(self, now_s: float, away_s: float, patience: Patience) -> str | None:
         """See ``Handle``."""
+        ages_s = self.heart_ages_s(now_s, away_s)
+        return None if ages_s is None else why_hung(*ages_s, patience)
+
+    def heart_ages_s(self, now_s: float, away_s: float) -> tuple[float, float] | None:
+        """See ``Listener.ages_s``; None once the process has ended. ``away_s``: see ``why_hung``."""
         if self._listener is None:
             return None
         self._listener.read(now_s)
         self._listener.excuse(away_s)
-        return self._listener.why_hung(now_s, patience)
+        return self._listener.ages_s(now_s)
+
+    def lease_until(self, ends_s: float) -> None:
+        """The process must not live longer than this (``lease.boot_clock_s``), whatever becomes of this keeper."""
+        if self._flag is not None:
+            self._flag.lease_until(ends_s)
 
     def on_forked(self, pid: int, pidfd: int) -> None:
         """The process is there."""
         self.pid, self._pidfd = pid, pidfd
+        if self.on_pid is not None:
+            self.on_pid(pid)
         if self._is_to_be_killed:
             self.kill()
 

@@ -12,9 +12,13 @@ channel, whose socket and buffers belong to the main thread.
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import threading
 from typing import NamedTuple
+
+from jettison.live.wire.lease import boot_clock_s
+from jettison.live.wire.stepflag import StepFlag
 
 _BEAT = struct.Struct("<Q?")
 """Units of work begun so far, and whether the main thread waits for something to do."""
@@ -35,27 +39,46 @@ class Patience(NamedTuple):
         return max(0.02, min(1.0, (self.silence_s or self.stuck_s or 1.0) / 10))
 
 
-class Heart:
-    """A worker's end. The main thread writes two attributes; a daemon thread sends them."""
+def why_hung(silent_s: float, unit_s: float, patience: Patience) -> str | None:
+    """Why a worker counts as hung that has been silent, and in one unit of work, for so long; None: it does not."""
+    if patience.silence_s and silent_s > patience.silence_s:
+        return f"silent for {silent_s:.1f} s"
+    if patience.stuck_s and unit_s > patience.stuck_s:
+        return f"in one unit of work for {unit_s:.0f} s"
+    return None
 
-    def __init__(self, fd: int, interval_s: float) -> None:
+
+class Heart:
+    """A worker's end. The main thread writes two attributes; a daemon thread sends them, and ends the process where its
+    keeper's lease is over (``wire.lease``): the keeper itself may be stopped."""
+
+    def __init__(self, fd: int, interval_s: float, flag: StepFlag | None = None) -> None:
+        """``flag``: where the keeper writes how long the lease lasts."""
+        self._flag = flag
         self.unit = 0
         self.waiting = False
         self._fd = fd
         self._interval_s = interval_s
         self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to beat."""
         os.set_blocking(self._fd, False)
-        threading.Thread(target=self._beat, name="jettison-heart", daemon=True).start()
+        self._thread = threading.Thread(target=self._beat, name="jettison-heart", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Beat no more. Idempotent."""
+        """Beat no more, and look at no lease. Idempotent."""
         self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
 
     def _beat(self) -> None:
         while not self._stopped.wait(self._interval_s):
+            if self._flag is not None and self._flag.is_over(boot_clock_s()):
+                os.kill(os.getpid(), signal.SIGKILL)
             try:
                 os.write(self._fd, _BEAT.pack(self.unit, self.waiting))
             except BlockingIOError:
@@ -96,14 +119,13 @@ class Listener:
         self._beat_s += seconds
         self._unit_s += seconds
 
+    def ages_s(self, now_s: float) -> tuple[float, float]:
+        """How long ago the last beat came, and how long the worker has been in one unit of work."""
+        return now_s - self._beat_s, now_s - self._unit_s
+
     def why_hung(self, now_s: float, patience: Patience) -> str | None:
         """Why the worker counts as hung; None while it does not."""
-        silence_s, stuck_s = patience
-        if silence_s and now_s - self._beat_s > silence_s:
-            return f"silent for {now_s - self._beat_s:.1f} s"
-        if stuck_s and now_s - self._unit_s > stuck_s:
-            return f"in one unit of work for {now_s - self._unit_s:.0f} s"
-        return None
+        return why_hung(*self.ages_s(now_s), patience)
 
     def close(self) -> None:
         """Close the pipe's end."""

@@ -57,7 +57,7 @@ class WorkerProcess:
         self._me = Identity(config.spec.worker_id, config.epoch)
         self._make_device = make_device
         self._flag = StepFlag.attach(config.flag_fd)
-        self._heart = Heart(config.beat_fd, config.beat_interval_s)
+        self._heart = Heart(config.beat_fd, config.beat_interval_s, self._flag)
         self._epoll = select.epoll()
         self._watched: dict[int, int] = {}
         self._early: list[m.Command] = []

@@ -1,0 +1,293 @@
+"""Workers on other hosts: one keeper a worker, each a process that a ``Placer`` has put on some host.
+
+Whatever places keepers only does that. Orders, beats and the cluster's secret go between this controller and the keeper
+itself (``host_server``, ``host.far_keeper``), and whether a host is lost is said by its lease and by nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from jettison.errors import JettisonError
+from jettison.live.engine.host_server import HostServer, Lost
+from jettison.live.engine.spawner import HostName
+from jettison.live.host.far_keeper import process_table
+from jettison.live.host.keeper import Addresses
+from jettison.live.wire import host_orders as h
+from jettison.live.wire.heartbeat import Patience, why_hung
+from jettison.live.wire.lease import LeaseTimes
+from jettison.live.wire.worker_config import WorkerStart
+from jettison.transport.handshake import CONTROLLER, Identity
+from jettison.transport.tls import control_context
+from jettison.types import WorkerId
+
+if TYPE_CHECKING:
+    from jettison.transport.authority import Authority
+
+log = logging.getLogger(__name__)
+
+DEFAULT_LEASE_S = 2.0
+
+
+class Placer(Protocol):
+    """Puts keepers on hosts. A keeper's number is its worker's id. All calls on the crew's loop; none blocks it."""
+
+    async def open(self) -> str:
+        """Find room for all; returns the IP address of this host that all others reach. Raises OSError, UserError."""
+
+    async def place(self, post: h.KeeperPost) -> bytes:
+        """Start the keeper on a host; returns its signing request. Raises OSError, JettisonError."""
+
+    async def admit(self, post: h.KeeperPost, certificate_pem: str) -> None:
+        """Bring it its certificate. Raises OSError, JettisonError."""
+
+    async def ended(self, post: h.KeeperPost) -> None:
+        """Returns when its process has ended, as far as that can be known. Raises OSError, JettisonError."""
+
+    async def remove(self, post: h.KeeperPost) -> None:
+        """End it, if it is there: it is not needed. Never raises."""
+
+    async def close(self) -> None:
+        """Give back what ``open`` has acquired, and every keeper. Idempotent."""
+
+
+class FarHandle:
+    """One life of a worker, from this end; see ``spawner.Handle``, which it is."""
+
+    def __init__(self, keeper: _Keeper, order: int) -> None:
+        self.pid = 0
+        self.addresses = Addresses("", None)
+        self.why_lost: str | None = None
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._keeper = keeper
+        self._order = order
+        self._located = asyncio.Event()
+        self._ages_s: tuple[float, float] | None = None
+        """As of the keeper's last beat since the worker was ready."""
+
+    async def located(self) -> None:
+        """See ``Handle``."""
+        await self._located.wait()
+
+    def kill(self) -> None:
+        """See ``Handle``."""
+        if self.ended.done():
+            return
+        if self._keeper.host is None:
+            self._keeper.give_up("it was given up before it was placed")
+        self._keeper.send(h.Kill(self._order))
+
+    def abandon(self, step_id: int) -> None:
+        """See ``Handle``."""
+        if not self.ended.done():
+            self._keeper.send(h.Abandon(self._order, step_id))
+
+    def begin_beats(self, now_s: float) -> None:
+        """See ``Handle``. The keeper counts, by its own clock."""
+        self._ages_s = (0.0, 0.0)
+        self._keeper.send(h.BeginBeats(self._order))
+
+    def why_hung(self, now_s: float, away_s: float, patience: Patience) -> str | None:
+        """See ``Handle``. The keeper's own silence is the lease's matter."""
+        return None if self._ages_s is None or self.ended.done() else why_hung(*self._ages_s, patience)
+
+    def hear(self, event: h.Spawned | h.Forked | h.Ended | h.HeartAges) -> None:
+        """What the keeper tells of it."""
+        if isinstance(event, h.HeartAges):
+            if self._ages_s is not None:
+                self._ages_s = event.silent_s, event.unit_s
+        elif isinstance(event, h.Spawned):
+            self.addresses = Addresses(event.near, event.far)
+        elif isinstance(event, h.Forked):
+            self.pid = event.pid if self._keeper.is_seen else 0
+            self._located.set()
+        else:
+            self.end(event.returncode)
+
+    def end(self, returncode: int, why_lost: str | None = None) -> None:
+        """It has ended; ``why_lost``: with its keeper. Idempotent."""
+        if not self.ended.done():
+            self.why_lost = why_lost
+            self._located.set()
+            self.ended.set_result(returncode)
+
+
+class _Keeper:
+    """One life of a keeper, from this end."""
+
+    def __init__(self, post: h.KeeperPost, server: HostServer) -> None:
+        self.post = post
+        self.host: HostName | None = None
+        """Once it has joined."""
+        self.is_seen = False
+        """Its process ids are this process's, too."""
+        self.is_over = False
+        self.handles: dict[int, FarHandle] = {}
+        self._server = server
+        self._waiting: list[h.HostCommand] = []
+        """Until it has joined."""
+
+    def send(self, command: h.HostCommand) -> None:
+        """Never blocks."""
+        if self.host is not None:
+            self._server.send(self.post.identity, command)
+        elif not self.is_over:
+            self._waiting.append(command)
+
+    def join(self, event: h.Joined) -> None:
+        """It is there."""
+        self.host, self.is_seen = event.host, event.processes == process_table()
+        for command in self._waiting:
+            self.send(command)
+        self._waiting.clear()
+
+    def give_up(self, why: str) -> None:
+        """It is lost, and its workers with it, or it is not to come any more. Idempotent."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self._server.dismiss(self.post.identity)
+        self._waiting.clear()
+        for handle in list(self.handles.values()):
+            handle.end(-signal.SIGKILL, why)
+        self.handles.clear()
+
+
+class FarSpawner:
+    """A ``Spawner`` over keepers that ``placer`` puts on hosts. ``worker_command``: see ``Keeper`` (tests)."""
+
+    spans_hosts = True
+
+    def __init__(
+        self, placer: Placer, *, lease_s: float = DEFAULT_LEASE_S, worker_command: Sequence[str] | None = None
+    ) -> None:
+        self._placer = placer
+        self._lease_s = lease_s
+        self._worker_command = None if worker_command is None else tuple(worker_command)
+        self._server = HostServer(LeaseTimes.of(lease_s), self._on_word)
+        self._authority: Authority | None = None
+        self._address = ""
+        self._keepers: dict[WorkerId, _Keeper] = {}
+        """The present life of each."""
+        self._num_lives: dict[WorkerId, int] = {}
+        self._num_orders = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        """One for each life of a keeper, until it has ended."""
+        self._is_closed = False
+
+    async def open(self, authority: Authority | None) -> str:
+        """See ``Spawner.open``."""
+        assert authority is not None, "hosts are spanned"
+        self._authority = authority
+        ip = await self._placer.open()
+        tls = control_context(authority.papers_for(CONTROLLER), is_open=False)
+        self._address = await self._server.start(f"tcp:{ip}:0", tls)
+        return f"tcp:{ip}:0"
+
+    async def close(self) -> None:
+        """See ``Spawner.close``."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for keeper in self._keepers.values():
+            keeper.give_up("the cluster ends")
+        await asyncio.to_thread(self._server.close)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._placer.close()
+
+    def spawn(self, start: WorkerStart) -> FarHandle:
+        """See ``Spawner.spawn``: what a host refuses is an end of the life, which has begun by then."""
+        keeper = self._keeper_of(start.spec.worker_id)
+        self._num_orders += 1
+        order = self._num_orders
+        handle = keeper.handles[order] = FarHandle(keeper, order)
+        beat_s = min(start.beat_interval_s, self._server.times.beat_s)  # the worker looks at the lease with each
+        keeper.send(h.Spawn(order, msgspec.structs.replace(start, shares_clock=False, beat_interval_s=beat_s)))
+        return handle
+
+    def hosts(self) -> Sequence[HostName]:
+        """See ``Spawner.hosts``: those that have a keeper by now."""
+        return sorted({keeper.host for keeper in self._keepers.values() if keeper.host is not None})
+
+    def host_of(self, worker: WorkerId) -> HostName:
+        """See ``Spawner.host_of``."""
+        host = self._keepers[worker].host
+        assert host is not None, "it has not started"
+        return host
+
+    def empty_shared_copies(self) -> None:
+        """See ``Spawner.empty_shared_copies``."""
+        for keeper in self._keepers.values():
+            keeper.send(h.EmptyCopy())
+
+    # --- keepers
+
+    def _keeper_of(self, worker: WorkerId) -> _Keeper:
+        """The one that there is, or the next life of it."""
+        keeper = self._keepers.get(worker)
+        if keeper is not None and not keeper.is_over:
+            return keeper
+        assert self._authority is not None, "not open"
+        life = self._num_lives[worker] = self._num_lives.get(worker, -1) + 1
+        post = h.KeeperPost(
+            number=worker, life=life, address=self._address, token_hex=secrets.token_hex(32),
+            authority_pem=self._authority.certificate.decode(), lease_s=self._lease_s,
+            log_level=logging.getLevelName(log.getEffectiveLevel()), worker_command=self._worker_command,
+        )  # fmt: skip
+        keeper = self._keepers[worker] = _Keeper(post, self._server)
+        task = asyncio.create_task(self._bring(keeper, self._authority), name=f"keeper-{worker}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return keeper
+
+    async def _bring(self, keeper: _Keeper, authority: Authority) -> None:
+        """Have a keeper placed and let in; then wait for its end, of which its connection mostly tells first."""
+        post = keeper.post
+        try:
+            request = await self._placer.place(post)
+            certificate = authority.sign(request, post.identity)
+            if keeper.is_over:
+                await self._placer.remove(post)
+                return
+            self._server.expect(post)
+            await self._placer.admit(post, certificate.decode())
+            await self._placer.ended(post)
+            why = "its keeper has ended"
+        except (OSError, JettisonError) as error:
+            why = f"its keeper: {error}"
+            if keeper.host is not None:
+                log.warning("nothing tells of the keeper of worker %d any more but its lease: %s", post.number, error)
+                return
+            log.error("no keeper for worker %d: %s", post.number, error)
+        keeper.give_up(why)
+
+    def _on_word(self, identity: Identity, word: h.HostEvent | Lost) -> None:
+        keeper = next((each for each in self._keepers.values() if each.post.identity == identity), None)
+        if keeper is None or keeper.is_over:
+            return
+        match word:
+            case h.Joined():
+                keeper.join(word)
+            case Lost():
+                log.error("the keeper of worker %d is lost: %s", keeper.post.number, word.why)
+                keeper.give_up(word.why)
+            case h.Beat():
+                for ages in word.hearts:
+                    if ages.order in keeper.handles:
+                        keeper.handles[ages.order].hear(ages)
+            case h.Spawned() | h.Forked() | h.Ended():
+                if word.order in keeper.handles:
+                    handle = keeper.handles[word.order]
+                    if isinstance(word, h.Ended):
+                        del keeper.handles[word.order]
+                    handle.hear(word)

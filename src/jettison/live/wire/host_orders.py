@@ -1,0 +1,142 @@
+"""What the controller and a keeper on another host tell each other: one JSON message behind its length, over TLS.
+
+What starts a keeper (``engine.far_hosts.Placer``) brings it a ``KeeperPost`` and its certificate, and brings its
+signing request back; nothing of that is a secret that opens a connection: the certificate is nothing without its key,
+which stays in the keeper's process, and the token nothing without the certificate. The cluster's secret comes in the
+orders themselves.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from jettison.live.wire.worker_config import WorkerStart
+from jettison.transport.handshake import Identity
+from jettison.transport.tls import keeper_identity
+
+MAX_MESSAGE_BYTES = 1 << 20
+
+
+class KeeperPost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One life of a keeper, as what places it is told."""
+
+    number: int
+    life: int
+    address: str
+    """Where the controller takes keepers, ``tcp:<host>:<port>``."""
+    token_hex: str
+    """Of this life."""
+    authority_pem: str
+    """Whose certificate the controller shows."""
+    lease_s: float
+    log_level: str = "WARNING"
+    worker_command: tuple[str, ...] | None = None
+    """The program that forks workers; None: the product's (tests have another)."""
+
+    @property
+    def identity(self) -> Identity:
+        """The keeper's."""
+        return keeper_identity(self.number, self.life)
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The second word to a keeper: where it is, and its certificate."""
+
+    host: str
+    """The host's name: keepers of one name share a machine."""
+    ip: str
+    """The address at which its workers take links."""
+    certificate_pem: str
+
+
+# --- controller to keeper
+
+
+class Spawn(msgspec.Struct, frozen=True, tag="spawn", forbid_unknown_fields=True):
+    """Start one life of a worker. Answered by Spawned and Forked, or by Ended; and by Ended at its end."""
+
+    order: int
+    start: WorkerStart
+
+
+class Kill(msgspec.Struct, frozen=True, tag="kill", forbid_unknown_fields=True):
+    """End it at once."""
+
+    order: int
+
+
+class Abandon(msgspec.Struct, frozen=True, tag="abandon", forbid_unknown_fields=True):
+    """Have it give a step up (``wire.stepflag``)."""
+
+    order: int
+    step_id: int
+
+
+class BeginBeats(msgspec.Struct, frozen=True, tag="begin", forbid_unknown_fields=True):
+    """Its silence counts from now on."""
+
+    order: int
+
+
+class EmptyCopy(msgspec.Struct, frozen=True, tag="empty", forbid_unknown_fields=True):
+    """Nothing is left in the host's copy of the parameters (tests)."""
+
+
+class Granted(msgspec.Struct, frozen=True, tag="granted", forbid_unknown_fields=True):
+    """This beat has been received."""
+
+    number: int
+
+
+HostCommand = Spawn | Kill | Abandon | BeginBeats | EmptyCopy | Granted
+
+
+# --- keeper to controller
+
+
+class Joined(msgspec.Struct, frozen=True, tag="joined", forbid_unknown_fields=True):
+    """The first word."""
+
+    host: str
+    processes: str
+    """Names the table of process ids: a controller with the same one can see the keeper's processes."""
+
+
+class Spawned(msgspec.Struct, frozen=True, tag="spawned", forbid_unknown_fields=True):
+    """Where peers will reach it. Its process is being forked."""
+
+    order: int
+    near: str
+    far: str | None
+
+
+class Forked(msgspec.Struct, frozen=True, tag="forked", forbid_unknown_fields=True):
+    """The process is there."""
+
+    order: int
+    pid: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended", forbid_unknown_fields=True):
+    """The process has ended, or there was none."""
+
+    order: int
+    returncode: int
+
+
+class HeartAges(msgspec.Struct, frozen=True, array_like=True):
+    """Of one worker, as of the beat: seconds since it has been heard, and since its unit of work began."""
+
+    order: int
+    silent_s: float
+    unit_s: float
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat", forbid_unknown_fields=True):
+    """The keeper lives."""
+
+    number: int
+    hearts: list[HeartAges]
+
+
+HostEvent = Joined | Spawned | Forked | Ended | Beat

@@ -1,0 +1,47 @@
+"""Engines whose workers are on several hosts, and what they answer while something happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from jettison.config import EngineConfig
+from jettison.live.engine.assembly import assemble
+from jettison.live.engine.engine import Engine
+from jettison.live.engine.spawner import Spawner
+from jettison.types import Request, SamplingParams
+
+
+def engine_of(folder: Path, spawner: Spawner | None, **flags: object) -> Engine:
+    base: dict[str, object] = {
+        "model": str(folder), "memory": "64MiB", "page_size": 4096, "block_size": 8, "max_num_seqs": 32,
+        "max_num_batched_tokens": 64, "num_threads": 1, "dtype": "float64", "exchange": "transfer",
+        "exchange_piece_bytes": 1 << 14, "restore_dwell_ms": 100,
+    } | flags  # fmt: skip
+    sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
+    return Engine(EngineConfig.resolve(**base | {"memory": sized.memory_for_blocks(200)}), spawner)  # type: ignore[arg-type]
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def nothing(engine: Engine) -> None:
+    """No move."""
+
+
+async def answers(
+    engine: Engine, prompts: list[list[int]], then: Callable[[Engine], Awaitable[None]] = nothing
+) -> list[list[int]]:
+    async def one(i: int, prompt: list[int]) -> list[int]:
+        sampling = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
+        return [t.token_id async for event in engine.submit(Request(f"q{i}", tuple(prompt), sampling, 0))
+                for t in event.tokens]  # fmt: skip
+
+    streams = [asyncio.create_task(one(i, prompt)) for i, prompt in enumerate(prompts)]
+    await until(lambda: sum(g.num_running for g in engine.snapshot().groups) >= len(prompts) // 2)
+    await then(engine)
+    return await asyncio.gather(*streams)

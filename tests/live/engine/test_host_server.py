@@ -1,0 +1,162 @@
+"""Which keeper gets in at the controller, what a capture shows, and that beats are granted whatever else waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+
+import msgspec
+import pytest
+
+from jettison.errors import LinkDownError
+from jettison.live.engine.host_server import HostServer, Lost
+from jettison.live.host.far_keeper import FarKeeper
+from jettison.live.wire import host_orders as h
+from jettison.live.wire.channel import MessageBuffer, framed
+from jettison.live.wire.lease import LeaseTimes
+from jettison.transport.authority import Authority
+from jettison.transport.handshake import CONTROLLER, Identity
+from jettison.transport.tls import control_context, dialling_context, keeper_identity
+
+OURS, OTHERS = Authority(), Authority()
+TOKEN = b"t" * 32
+
+
+class Desk:
+    """A controller that expects keeper 3, life 1."""
+
+    def __init__(self, lease_s=600.0):
+        self.heard = []
+        self.server = HostServer(LeaseTimes.of(lease_s), lambda keeper, word: self.heard.append((keeper, word)))
+
+    async def start(self, papers=None):
+        papers = papers or OURS.papers_for(CONTROLLER)
+        self.address = await self.server.start("tcp:127.0.0.1:0", control_context(papers, is_open=False))
+        self.server.expect(self.post())
+
+    def post(self, token=TOKEN, number=3, life=1):
+        return h.KeeperPost(
+            number=number, life=life, address=self.address, token_hex=token.hex(),
+            authority_pem=OURS.certificate.decode(), lease_s=600.0,
+        )  # fmt: skip
+
+    async def come(self, post, papers):
+        """A keeper that says where it is; None where it is not let in."""
+        keeper = FarKeeper(post, h.Place(host="somewhere", ip="127.0.0.1", certificate_pem=""))
+        reader, writer = await keeper._connect(dialling_context(papers))
+        writer.write(framed(msgspec.json.encode(h.Joined("somewhere", "x"))))
+        return reader, writer
+
+    async def until(self, count):
+        async with asyncio.timeout(20):
+            while len(self.heard) < count:
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def desk():
+    desk = Desk()
+    await desk.start()
+    yield desk
+    desk.server.close()
+
+
+def papers(number=3, life=1, authority=OURS):
+    return authority.papers_for(keeper_identity(number, life))
+
+
+async def test_a_keeper_is_let_in_once_and_heard_to_its_end(desk):
+    _, writer = await desk.come(desk.post(), papers())
+    await desk.until(1)
+    assert desk.heard == [(keeper_identity(3, 1), h.Joined("somewhere", "x"))]
+    await refused(desk, desk.post(), papers(), 1)
+    writer.close()
+    await desk.until(2)
+    assert desk.heard[1] == (keeper_identity(3, 1), Lost("its keeper has ended"))
+
+
+async def refused(desk, post, shown, num_heard=0):
+    """It may find that out with its first read only; what it says is not heard."""
+    with contextlib.suppress(LinkDownError, OSError, TimeoutError):
+        reader, writer = await desk.come(post, shown)
+        assert await reader.read(100) == b""
+        writer.close()
+    assert len(desk.heard) == num_heard
+
+
+@pytest.mark.parametrize("shown", [
+    pytest.param(lambda: papers(authority=OTHERS), id="of another authority"),
+    pytest.param(lambda: papers(4), id="of another keeper"),
+    pytest.param(lambda: papers(3, 0), id="of an older life"),
+    pytest.param(lambda: OURS.papers_for(Identity(3, 1)), id="a worker's"),
+    pytest.param(lambda: OURS.papers_for(CONTROLLER), id="the controller's"),
+])  # fmt: skip
+async def test_a_keeper_with_a_wrong_certificate_is_refused(desk, shown):
+    await refused(desk, desk.post(), shown())
+    _, writer = await desk.come(desk.post(), papers())
+    await desk.until(1)
+    writer.close()
+
+
+async def test_a_stolen_certificate_opens_nothing_without_the_token(desk):
+    await refused(desk, desk.post(token=b"x" * 32), papers())
+
+
+async def test_a_keeper_obeys_no_other_controller():
+    false = Desk()
+    await false.start(OURS.papers_for(Identity(3, 1)))
+    with pytest.raises(LinkDownError, match="certificate"):
+        await false.come(false.post(), papers())
+    false.server.close()
+
+
+async def test_a_keeper_that_is_dismissed_is_not_let_in(desk):
+    desk.server.dismiss(keeper_identity(3, 1))
+    await refused(desk, desk.post(), papers())
+
+
+async def test_words_that_are_none_end_a_keeper(desk):
+    _, writer = await desk.come(desk.post(), papers())
+    writer.write(framed(b"{}"))
+    await desk.until(2)
+    assert desk.heard[1][1].why.startswith("it broke the protocol")
+
+
+async def test_beats_are_granted_while_the_controller_s_own_loop_is_busy(desk):
+    reader, writer = await desk.come(desk.post(), papers())
+    await desk.until(1)
+    grants, sock = MessageBuffer(), writer.get_extra_info("socket")
+    writer.write(framed(msgspec.json.encode(h.Beat(1, []))))
+    await asyncio.sleep(0)  # written; from here on this loop stands still
+    assert select.select([sock], [], [], 20)[0], "the grant is there, and this loop has not had a turn"
+    (grant,) = grants.feed(await reader.read(1 << 16))
+    assert msgspec.json.decode(grant, type=h.HostCommand) == h.Granted(1)
+    writer.close()
+
+
+async def test_a_capture_of_orders_shows_no_secret(desk):
+    """The cluster's secret goes to keepers in these orders."""
+    said = bytearray()
+
+    async def relay(reader, writer):
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", int(desk.address.rpartition(":")[2]))
+
+        async def pass_on(source, target):
+            while data := await source.read(1 << 16):
+                said.extend(data)
+                target.write(data)
+            target.close()
+
+        await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer), return_exceptions=True)
+
+    tap = await asyncio.start_server(relay, "127.0.0.1", 0)
+    post = msgspec.structs.replace(desk.post(), address=f"tcp:127.0.0.1:{tap.sockets[0].getsockname()[1]}")
+    reader, writer = await desk.come(post, papers())
+    await desk.until(1)
+    desk.server.send(keeper_identity(3, 1), h.Abandon(1234567, 7654321))
+    assert b"7654321" in await reader.read(1 << 16)
+    writer.close()
+    await desk.until(2)
+    tap.close()
+    assert said and not any(word in said for word in (b"1234567", b"7654321", b"somewhere", TOKEN, b"keeper-3"))
