@@ -3,7 +3,9 @@
 No frame overtakes bytes that a socket has taken. On a slow link that is seconds' worth, so activations and remote
 attention have a connection of their own, marked so that this host's queue puts its packets first (every queue that
 Linux gives an interface by itself honours that, or gives small flows their share). Bytes in other queues on the way
-cannot be overtaken even so; therefore the send buffer of bulk is bounded, too (``limit_unsent``).
+cannot be overtaken even so; therefore the send buffer of bulk is bounded, too (``limit_unsent``): to what the wire
+itself holds, its rate times its delay, and a piece. The receive buffer is the kernel's to choose, which lets it grow to
+twice what comes in a round trip; a fixed one would cap the rate at its size a round trip.
 
 With one connection (``urgent=None``) both classes share it: urgent frames go first whenever no frame is half out.
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -39,6 +42,17 @@ _NOTSENT_LOWAT_BYTES = 256 << 10
 _UNCOORDINATED_FRAMES = 64
 _RECEIVE_BUFFER_BYTES = 128 << 10
 _MIN_SEND_BUFFER_BYTES = 16 << 10
+_SAME_BUFFER = 8
+"""Send buffers that differ by less than one part in so many are the same. A buffer that is the bottleneck has to grow:
+what it lets through in a round trip, and a piece, is more than that above it."""
+_WIRE_SHARE = 0.75
+"""The kernel doubles a buffer's size for what it keeps of each packet besides. That is little of large ones, so this
+holds what is on the wire even where it is a half, and beyond it no more than a half of that waits."""
+_TCP_INFO_BYTES, _BYTES_ACKED_AT, _MIN_RTT_AT = 152, 120, 148
+"""Of ``struct tcp_info`` in linux/tcp.h: tcpi_bytes_acked, and tcpi_min_rtt in microseconds."""
+_NO_RTT = 0xFFFFFFFF
+_MIN_WINDOW_NS, _ROUND_TRIPS, _FADING = 10_000_000, 2, 0.9
+"""Of a rate: a window's least time, the round trips in it, and what is left of an older rate after each."""
 _PRIORITY_INTERACTIVE, _PRIORITY_BULK = 6, 2
 """TC_PRIO_INTERACTIVE and TC_PRIO_BULK of linux/pkt_sched.h."""
 
@@ -48,6 +62,32 @@ class Connection(NamedTuple):
 
     sock: Wire
     handshake: Handshake
+
+
+class WireContent:
+    """What a connection's wire holds: the best rate of late times the shortest round trip. Rates are taken over several
+    round trips: what the kernel says of the last acknowledgements is several times too much where they come in bursts.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0.0
+        self._bytes_per_ns = 0.0
+        self._since_ns = self._last_ns = 0
+        self._acked = 0
+
+    def note(self, acked: int, min_rtt_us: int, now_ns: int) -> None:
+        """So many bytes have been acknowledged in all. To be called whenever something is sent."""
+        if min_rtt_us == _NO_RTT:
+            return
+        window_ns = max(_MIN_WINDOW_NS, _ROUND_TRIPS * 1000 * min_rtt_us)
+        was_idle, self._last_ns = now_ns - self._last_ns > window_ns, now_ns
+        passed_ns = now_ns - self._since_ns
+        if not was_idle and passed_ns < window_ns:
+            return
+        if not was_idle:  # a time without anything to send says nothing of the wire
+            self._bytes_per_ns = max((acked - self._acked) / passed_ns, _FADING * self._bytes_per_ns)
+        self._since_ns, self._acked = now_ns, acked
+        self.num_bytes = self._bytes_per_ns * 1000 * min_rtt_us
 
 
 class TcpLink(Link):
@@ -82,6 +122,7 @@ class TcpLink(Link):
         """By ``FrameKind.is_bulk``."""
         self._max_frames = (_ACTIVATION_FRAMES, _BULK_FRAMES) if coordinate else (1 << 16, _UNCOORDINATED_FRAMES)
         self._send_buffer_bytes = 0
+        self._wire = WireContent()
         self._is_attached = False
         """All connections are."""
         self._held = 0
@@ -92,9 +133,9 @@ class TcpLink(Link):
         self._watched: dict[int, int] = {}
         if coordinate:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOTSENT_LOWAT_BYTES)
-            # Bytes that have arrived and are not read stand before an activation, too.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
         if urgent is None:
+            if coordinate:  # bytes that have arrived and are not read stand before an activation, too
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
             self._bulk = self._urgent = FrameStream(sock, handshake, epoch, self._queues, pacer)
             self._streams = [self._bulk]
         else:
@@ -227,9 +268,17 @@ class TcpLink(Link):
         return self._failure
 
     def limit_unsent(self, num_bytes: int) -> None:
-        """Bound the kernel's send buffer, where that changes it by much (the kernel doubles the given size)."""
-        wanted = max(_MIN_SEND_BUFFER_BYTES, num_bytes)
-        if self._coordinate and self._open and not wanted / 2 < self._send_buffer_bytes < wanted * 2:
+        """Bound the kernel's send buffer to so much beyond what is on the wire, where that changes it (the kernel
+        doubles the given size, for what it keeps of each packet besides)."""
+        if not self._coordinate or not self._open:
+            return
+        info = self._bulk.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        if len(info) == _TCP_INFO_BYTES:
+            (acked,), (min_rtt_us,) = (struct.unpack_from("=Q", info, _BYTES_ACKED_AT),
+                                       struct.unpack_from("=I", info, _MIN_RTT_AT))  # fmt: skip
+            self._wire.note(acked, min_rtt_us, time.monotonic_ns())
+        wanted = max(_MIN_SEND_BUFFER_BYTES, num_bytes) + int(_WIRE_SHARE * self._wire.num_bytes)
+        if abs(wanted - self._send_buffer_bytes) * _SAME_BUFFER > self._send_buffer_bytes:
             self._send_buffer_bytes = wanted
             self._bulk.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
 
