@@ -11,6 +11,7 @@ decides whether the model folder can be served, and whether the budget holds its
 from __future__ import annotations
 
 from jettison.config.engine import KEYS, EngineConfig, Key, Source, usable_cores
+from jettison.config.hosts import HostsConfig
 from jettison.config.model import ModelConfig
 from jettison.config.sections import (
     API_KEY_VARIABLES,
@@ -34,6 +35,7 @@ __all__ = [
     "SECRET_KEYS",
     "EngineConfig",
     "FaultsConfig",
+    "HostsConfig",
     "Key",
     "MemoryConfig",
     "ModelConfig",

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from jettison.config.devices import MOST_HOST_BYTES, DeviceConfig, LookForCards, settle
+from jettison.config.hosts import HostsConfig, check_hosts
 from jettison.config.hubcache import model_folder, model_name
 from jettison.config.model import ModelConfig
 from jettison.config.network import ConsoleConfig, CorsConfig, TlsConfig, TracesConfig
@@ -25,7 +26,6 @@ from jettison.config.sections import (
     DEFAULT_MAX_NUM_SEQS,
     DEFAULT_TOKEN_BUDGET,
     FaultsConfig,
-    Launcher,
     LogLevel,
     MemoryConfig,
     OfflineConfig,
@@ -63,6 +63,7 @@ class EngineConfig:
     tls: TlsConfig = field(default_factory=TlsConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     traces: TracesConfig = field(default_factory=TracesConfig)
+    hosts: HostsConfig = field(default_factory=HostsConfig)
     instances: int = config_key(
         1, int_from(1, 1024), "Full copies of the model, each with a worker of its own.", metavar="N")
     num_threads: int = config_key(
@@ -71,9 +72,6 @@ class EngineConfig:
     profile: str = config_key(
         "auto", nonempty, "What `jettison profile` wrote: a file, the one beside the model (auto), or nothing (none).",
         metavar="FILE")
-    launcher: Launcher = config_key(
-        "local", Choice(Launcher), "Where workers run: local, as processes on this machine, and nowhere else.",
-        metavar="local")
     log_level: LogLevel = config_key("info", Choice(LogLevel), "Least severe message logged.")
     provenance: Mapping[str, Source] = field(
         default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
@@ -132,6 +130,7 @@ class EngineConfig:
         if needs_model and not values["model"]:
             raise ConfigError("no model folder: name MODEL_DIR after the command, or `model: DIR` in --config")
         notes = settle(values, look_for_cards)
+        check_hosts(values)
         _complete(values, num_cores or usable_cores(), given)
         provenance: dict[str, Source] = {name: given[name].source if name in given else "default" for name in KEYS}
         sections = {
@@ -174,6 +173,7 @@ _SECTIONS: dict[str, Callable[..., Any]] = {
     "tls": TlsConfig,
     "console": ConsoleConfig,
     "traces": TracesConfig,
+    "hosts": HostsConfig,
 }
 
 

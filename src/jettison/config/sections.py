@@ -45,7 +45,6 @@ Saving = Literal["asleep", "idle"]
 Packer = Literal["none", "mell", "best-fit", "worst-fit", "load-balance"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
 ContentFormat = Literal["auto", "string", "openai"]
-Launcher = Literal["local"]
 Sleep = Literal["never", "auto"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 

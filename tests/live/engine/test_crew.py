@@ -1,5 +1,5 @@
-"""What a crew promises over any spawner: the local one and that of keepers on other hosts, with real processes, and a
-pretending one, without."""
+"""What a crew promises over any spawner: the local one, that of keepers on other hosts, and Ray's, with real processes;
+and a pretending one, without."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from cryptography import x509
 from far_keepers import ProcessPlacer
 from pretending import PretendingSpawner
+from ray_cluster import HAS_RAY, WHY_NOT, RayHead
 
 from jettison.core import ports
 from jettison.device.model.hf_config import parse_config
@@ -24,6 +25,7 @@ from jettison.errors import BudgetError, JettisonError, WorkerLostError
 from jettison.live.engine.crew import Crew
 from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.engine.spawn_local import LocalSpawner
+from jettison.live.engine.spawn_ray import ray_spawner
 from jettison.live.engine.spawner import machines_of
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
@@ -126,6 +128,20 @@ class FarStage(LocalStage):
         pytest.skip("what another host refuses is an end of a life that has begun")
 
 
+class RayStage(FarStage):
+    """Keepers are placed by a Ray that there is; no worker is Ray's child, or this process'."""
+
+    head: RayHead
+
+    def __init__(self, num_workers=2, fate="", **more):
+        specs = [spec(i, fate) for i in range(num_workers)]
+        spawner = ray_spawner(specs, address=self.head.address, strategy="pack", lease_s=60.0, worker_command=CHILD)
+        Stage.__init__(self, spawner, num_workers, fate, **more)
+
+    def is_closed(self):
+        return self.spawner._placer.pid is None
+
+
 class PretendingStage(Stage):
     def __init__(self, num_workers=2, fate="", **more):
         worker, _, what = fate.partition(":")
@@ -151,11 +167,24 @@ class PretendingStage(Stage):
         self.spawner.refuses = False
 
 
+NEEDS_RAY = pytest.mark.skipif(not HAS_RAY, reason=WHY_NOT)
+
+
 @pytest.fixture(params=[pytest.param(LocalStage, marks=pytest.mark.live, id="local"),
                         pytest.param(FarStage, marks=pytest.mark.live, id="far"),
+                        pytest.param(RayStage, marks=[pytest.mark.live, NEEDS_RAY], id="ray"),
                         pytest.param(PretendingStage, id="pretending")])
 def stage(request):
+    if request.param is RayStage:
+        request.getfixturevalue("ray_head")
     return request.param
+
+
+@pytest.fixture(scope="module")
+def ray_head():
+    RayStage.head = head = RayHead()
+    yield head
+    head.close()
 
 
 async def test_workers_start_once_and_are_told_apart(stage):
@@ -269,16 +298,24 @@ async def test_a_hung_worker_is_given_up_and_heard_no_more(stage, kill_hung):
 
 async def test_a_step_is_given_up_where_its_word_says_so(stage):
     async with stage(1) as now:
-        for step_id in (1, 2):
-            now.crew.abandon(0, 2)
+        def send(step_id):
             now.crew.send(0, codec.step_command(StepInput(
                 step_id=step_id, layer_lo=0, layer_hi=4, token_ids=np.array([5], np.int32),
                 query_lens=np.ones(1, np.int32), context_lens=np.zeros(1, np.int32),
                 block_tables=np.zeros((1, 2), np.int32), sample_rows=np.zeros(1, np.int32), safepoint_layers=1,
             )))
-        await now.until(lambda: len(now.told) == 2)
-        ends = [(type(event), event.step_id) for _, event in now.told]
-        assert ends == [(m.StepDone, 1), (ports.StepAbandoned, 2)]
+        now.crew.abandon(0, 2)
+        send(1)
+        await now.until(lambda: now.told)
+        assert (type(now.told[0][1]), now.told[0][1].step_id) == (m.StepDone, 1), "not the one that is named"
+        for step_id in range(2, 100):  # to another host the word may take longer than the step itself
+            now.crew.abandon(0, step_id)
+            await asyncio.sleep(0.001 * (step_id - 2))
+            send(step_id)
+            await now.until(lambda step_id=step_id: len(now.told) == step_id)
+            if isinstance(now.told[-1][1], ports.StepAbandoned):
+                break
+        assert now.told[-1] == (0, ports.StepAbandoned(step_id))
 
 
 async def test_close_ends_all_and_a_hung_worker_too(stage):

@@ -27,13 +27,13 @@ from jettison.live.engine.crew import Crew
 from jettison.live.engine.deployed import deployment_of
 from jettison.live.engine.driver import CoreDriver, Delays
 from jettison.live.engine.encoder import StepEncoder
+from jettison.live.engine.launchers import spawner_of
 from jettison.live.engine.loading import LoadingWatch
 from jettison.live.engine.move_log import log_document, log_move, newest_records
 from jettison.live.engine.orders import Orders
 from jettison.live.engine.own_products import OwnProducts
 from jettison.live.engine.restart import Restarter
 from jettison.live.engine.snapshot import take_snapshot
-from jettison.live.engine.spawn_local import LocalSpawner
 from jettison.live.engine.spawner import Spawner, machines_of
 from jettison.live.engine.stream import Stream
 from jettison.live.engine.warmup import WarmUp
@@ -62,9 +62,9 @@ class Engine:
     """Jettison, running. ``start`` loads workers, ``submit`` streams tokens, ``drain`` and ``close`` end it."""
 
     def __init__(self, config: EngineConfig, spawner: Spawner | None = None) -> None:
-        """``spawner``: where workers run; None: on this machine."""
+        """``spawner``: where workers run; None: where ``config`` says."""
         self._config = config
-        self._spawner = LocalSpawner() if spawner is None else spawner
+        self._spawner = spawner
         self._state: EngineState = "loading"
         self._streams: dict[RequestId, Stream] = {}
         self._assembly: Assembly | None = None
@@ -115,8 +115,9 @@ class Engine:
         assembly = self.prepare()
         faults = self._config.faults
         self._loading = LoadingWatch(assembly.parameter_bytes)
+        spawner = self._spawner or spawner_of(self._config.hosts, assembly.worker_specs)
         self._crew = Crew(
-            assembly.worker_specs, self._spawner, self._on_worker_event, self._on_worker_exit,
+            assembly.worker_specs, spawner, self._on_worker_event, self._on_worker_exit,
             patience=Patience(faults.worker_heartbeat_timeout_s, faults.worker_step_timeout_s),
         )
         self._restarter = Restarter(
@@ -129,7 +130,7 @@ class Engine:
         self._weights_digest = self._weights.summary
         self._own_products.note(ready)
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
-        profile, machine_of = assembly.load_profile(), machines_of(capacity, self._spawner)
+        profile, machine_of = assembly.load_profile(), machines_of(capacity, spawner)
         slowest = max(ready, key=lambda r: r.read_ns)
         core = assembly.build_core(
             capacity, os.urandom(16), profile, machine_of, has_profiled_links=len(set(machine_of.values())) == 1,
@@ -204,9 +205,8 @@ class Engine:
             logger.error("cannot write the time line: %s", error)
 
     async def _tick(self) -> None:
-        interval_s = self._config.overload.check_interval_ms / 1e3
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(self._config.overload.check_interval_ms / 1e3)
             self._handle(ports.Tick())
 
     # --- EngineClient -----------------------------------------------------------------------------------------

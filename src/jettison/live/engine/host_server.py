@@ -80,12 +80,11 @@ class HostServer:
 
     def close(self) -> None:
         """Hang up on all. Idempotent."""
-        if not self._thread.is_alive():
-            return
-        with_end = concurrent.futures.Future[None]()
-        self._soon(self._end, with_end)
-        with_end.result()
-        self._thread.join()
+        if self._thread.is_alive():
+            ended = concurrent.futures.Future[None]()
+            self._soon(self._end, ended)
+            ended.result()
+            self._thread.join()
         self._loop.close()
 
     def _soon(self, call: Callable[..., object], *arguments: object) -> None:

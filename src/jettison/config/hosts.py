@@ -1,0 +1,37 @@
+"""Keys of clusters that span hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jettison.config.sections import config_key
+from jettison.config.values import Choice, float_from, nonempty
+from jettison.errors import ConfigError
+
+Launcher = Literal["local", "ray"]
+RayPlacement = Literal["pack", "spread"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostsConfig:
+    """Hosts: where workers run, and how one counts as lost."""
+
+    launcher: Launcher = config_key(
+        "local", Choice(Launcher), "Where workers run: local, as processes on this machine; ray, on the hosts of a Ray "
+        "cluster, which only finds room for them (needs the extra jettison[ray]).")
+    ray_address: str | None = config_key(
+        None, nonempty, "The Ray cluster that there is, of which this machine must be a node (none: one is started "
+        "here, and ends with the server).", metavar="HOST:PORT", unset="none")
+    ray_placement: RayPlacement = config_key(
+        "pack", Choice(RayPlacement), "Workers on few hosts, which have the fastest links, or spread over many, of "
+        "which one may be lost.")
+    lease_s: float = config_key(
+        2.0, float_from(0.5), "A host that is cut off counts as lost after so long; its workers have ended before.",
+        name="lease", metavar="SECONDS")
+
+
+def check_hosts(values: dict[str, Any]) -> None:
+    """Raises ConfigError for a key of Ray's without Ray."""
+    if values["launcher"] != "ray" and values["ray_address"] is not None:
+        raise ConfigError("--ray-address is for --launcher ray, and workers run on this machine")

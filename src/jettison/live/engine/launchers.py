@@ -1,0 +1,21 @@
+"""The spawner that a configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jettison.config import HostsConfig
+from jettison.live.engine.spawn_local import LocalSpawner
+from jettison.live.engine.spawner import Spawner
+from jettison.live.wire.worker_config import WorkerSpec
+
+
+def spawner_of(hosts: HostsConfig, specs: Sequence[WorkerSpec]) -> Spawner:
+    """For these workers. Raises UserError where what it needs is not installed."""
+    if hosts.launcher == "local":
+        return LocalSpawner()
+    from jettison.live.engine.spawn_ray import ray_spawner  # brings cryptography and asks for Ray
+
+    return ray_spawner(
+        specs, address=hosts.ray_address, strategy=hosts.ray_placement, lease_s=hosts.lease_s
+    )

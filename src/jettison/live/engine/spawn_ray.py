@@ -1,0 +1,173 @@
+"""Workers on the hosts of a Ray cluster: Ray finds room for their keepers, and does no more (``host.placer``)."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import secrets
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from jettison.device.spec import HOST
+from jettison.errors import JettisonError, UserError
+from jettison.live.engine.spawn_far import FarSpawner
+from jettison.live.host.keeper import worker_environment
+from jettison.live.wire import placing as p
+from jettison.live.wire.host_orders import KeeperPost
+from jettison.live.wire.worker_config import WorkerSpec
+
+log = logging.getLogger(__name__)
+
+ROOM_TIMEOUT_S = 120.0
+"""An autoscaler may have to start machines first."""
+PLACE_TIMEOUT_S = 60.0
+"""Of one keeper, in room that has been found: a process of Ray's starts in seconds. Without its head Ray says nothing,
+and the restart of another worker may wait."""
+_CLOSE_TIMEOUT_S = 30.0
+_COMMAND = (sys.executable, "-P", "-m", "jettison.live.host.placer")
+_SETTINGS = {"RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
+"""Of Ray, where the user's environment says nothing else."""
+
+
+def ray_spawner(
+    specs: Sequence[WorkerSpec], *, address: str | None, strategy: p.Strategy, lease_s: float,
+    worker_command: Sequence[str] | None = None,
+) -> FarSpawner:
+    """A spawner for these workers. ``address``: of a cluster that there is; None: one is started on this machine.
+    ``worker_command``: see ``FarSpawner``. Raises UserError where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("--launcher ray needs Ray: pip install 'jettison[ray]'")
+    placer = RayPlacer([room_of(spec) for spec in specs], address, strategy)
+    return FarSpawner(placer, lease_s=lease_s, worker_command=worker_command)
+
+
+def room_of(spec: WorkerSpec) -> p.Room:
+    """What a worker takes: a card and a core to feed it, or cores and memory of the host."""
+    if spec.back_end == HOST:
+        return p.Room(num_cpus=spec.num_threads, num_gpus=0, memory_bytes=spec.memory_bytes + spec.host_bytes)
+    return p.Room(num_cpus=1, num_gpus=1, memory_bytes=spec.host_bytes)
+
+
+class RayPlacer:
+    """A ``Placer`` over the process that is Ray's driver. That one may end while keepers live on; the next placement
+    starts another one then."""
+
+    def __init__(
+        self, rooms: Sequence[p.Room], address: str | None, strategy: p.Strategy,
+        room_timeout_s: float = ROOM_TIMEOUT_S,
+    ) -> None:
+        self._opening = p.Open(address=address, rooms=list(rooms), strategy=strategy, timeout_s=room_timeout_s)
+        self._token = secrets.token_hex(32)
+        self._process: asyncio.subprocess.Process | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self._requests: dict[tuple[int, int], asyncio.Future[bytes]] = {}
+        self._ends: dict[tuple[int, int], asyncio.Future[str | None]] = {}
+
+    @property
+    def pid(self) -> int | None:
+        """Of Ray's driver, while it is there."""
+        return None if self._process is None or self._process.returncode is not None else self._process.pid
+
+    async def open(self) -> str:
+        """See ``Placer``."""
+        async with self._turn:
+            return await self._start()
+
+    async def place(self, post: KeeperPost) -> bytes:
+        """See ``Placer``."""
+        async with self._turn:
+            if self.pid is None:
+                await self._start()
+        key, loop = (post.number, post.life), asyncio.get_running_loop()
+        self._requests[key], self._ends[key] = loop.create_future(), loop.create_future()
+        request = self._requests[key]
+        await self._tell(p.Place(post))
+        try:
+            return await asyncio.wait_for(request, PLACE_TIMEOUT_S)
+        except TimeoutError:
+            raise JettisonError(f"Ray has not placed it in {PLACE_TIMEOUT_S:g} s") from None
+
+    async def admit(self, post: KeeperPost, certificate_pem: str) -> None:
+        """See ``Placer``."""
+        await self._tell(p.Admit(post.number, post.life, certificate_pem))
+
+    async def ended(self, post: KeeperPost) -> None:
+        """See ``Placer``."""
+        end = self._ends.get((post.number, post.life))
+        why = "its end was told before" if end is None else await end
+        if why is not None:
+            raise JettisonError(f"Ray does not watch it any more: {why}")
+
+    async def remove(self, post: KeeperPost) -> None:
+        """See ``Placer``."""
+        if self.pid is not None:
+            await self._tell(p.Remove(post.number, post.life))
+
+    async def close(self) -> None:
+        """See ``Placer``."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _CLOSE_TIMEOUT_S)
+        except TimeoutError:
+            log.warning("Ray's driver does not end and is killed")
+            self._process.kill()
+            await self._process.wait()
+        if self._listening is not None:
+            await self._listening
+        self._process = None
+
+    async def _start(self) -> str:
+        """Start the driver. Raises OSError, UserError."""
+        env = {**_SETTINGS, **worker_environment(1)}
+        if self._opening.address is None:
+            env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token}
+        self._process = process = await asyncio.create_subprocess_exec(
+            *_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True
+        )
+        await self._tell(self._opening)
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        answer = msgspec.json.decode(line, type=p.PlacerEvent) if line else p.NoRoom("Ray's driver has ended")
+        if not isinstance(answer, p.Opened):
+            process.stdin.close() if process.stdin is not None else None
+            await process.wait()
+            raise UserError(answer.why if isinstance(answer, p.NoRoom) else f"Ray's driver says {answer}")
+        self._listening = asyncio.create_task(self._listen(process.stdout), name="jettison-placer")
+        return answer.ip
+
+    async def _tell(self, command: p.PlacerCommand) -> None:
+        """Raises OSError."""
+        if self._process is None or self._process.stdin is None:
+            raise ConnectionError("Ray's driver is not there")
+        self._process.stdin.write(msgspec.json.encode(command) + b"\n")
+        await self._process.stdin.drain()
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            event = msgspec.json.decode(line, type=p.PlacerEvent)
+            if isinstance(event, p.Requested):
+                _set(self._requests[event.number, event.life], bytes.fromhex(event.request_hex))
+            elif isinstance(event, p.Over):
+                self._over((event.number, event.life), event.why)
+        for key in list(self._ends):
+            self._over(key, "Ray's driver has ended")
+
+    def _over(self, key: tuple[int, int], why: str | None) -> None:
+        request, end = self._requests.pop(key), self._ends.pop(key)
+        if not request.done():
+            request.set_exception(JettisonError(f"Ray has not placed it: {why or 'it has ended at once'}"))
+            request.exception()  # seen: its caller may be gone
+        _set(end, why)
+
+
+def _set(future: asyncio.Future, value: object) -> None:
+    if not future.done():
+        future.set_result(value)

@@ -1,0 +1,239 @@
+"""The Ray driver: a small process of its own, which places keepers on a Ray cluster and watches them.
+
+    python -P -m jettison.live.host.placer
+
+Never the controller itself: when Ray's head is gone for a minute, Ray ends the driver's process. Then nothing new can
+be placed; keepers are no children of Ray's (``far_keeper --detach``) and live on by their leases. Ray restarts nothing:
+what a death means is the crew's matter. ``wire.placing`` goes over standard input and output; the process ends with
+either.
+
+Ray's object store is kept small, as nothing goes through it; its memory monitor is off, as it kills actors on hosts
+that are full, and workers fill theirs. Ray serializes what it carries by pickle: of ours that is bytes alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any, BinaryIO
+
+import msgspec
+
+from jettison.live.host.keeper import worker_environment
+from jettison.live.wire import placing as p
+from jettison.live.wire.host_orders import Place as KeeperPlace
+
+OBJECT_STORE_BYTES = 80 << 20
+"""The least that Ray takes is 75 MiB."""
+_CONNECT_TIMEOUT_S = 5.0
+_PR_SET_PDEATHSIG = 1
+_KEEPER_COMMAND = (sys.executable, "-P", "-m", "jettison.live.host.far_keeper", "--detach")
+
+
+class KeeperActor:
+    """In Ray's process on the host of one keeper: it starts the keeper and waits for its end."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, post: bytes) -> bytes:
+        """Returns the signing request in hex. Raises OSError."""
+        env = {name: value for name, value in worker_environment(1).items() if not name.startswith("RAY_")}
+        self._process = subprocess.Popen(_KEEPER_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        self._process.wait()  # the keeper is a grandchild of its own
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(post + b"\n")
+        self._process.stdin.flush()
+        request = self._process.stdout.readline().strip()
+        if not request:
+            raise OSError("the keeper has ended at once")
+        return request
+
+    def admit(self, certificate_pem: str) -> None:
+        """Bring it its certificate, and tell it where it is. Raises OSError."""
+        import ray
+
+        assert self._process is not None and self._process.stdin is not None
+        node, ip = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        place = KeeperPlace(host=node, ip=ip, certificate_pem=certificate_pem)
+        self._process.stdin.write(msgspec.json.encode(place) + b"\n")
+        self._process.stdin.flush()
+
+    def run(self) -> None:
+        """Return when the keeper has ended."""
+        assert self._process is not None and self._process.stdout is not None
+        self._process.stdout.read()
+
+
+class RayDriver:
+    """One cluster's keepers. On one asyncio loop once ``open`` has returned."""
+
+    def __init__(self, said: int) -> None:
+        """``said``: a descriptor for what is told to the controller."""
+        self._said = said
+        self._rooms: list[p.Room] = []
+        self._group: Any = None
+        self._is_ours = False
+        """The cluster was started here."""
+        self._actors: dict[int, tuple[int, Any]] = {}
+        """Number -> the present life, and its actor."""
+
+    def open(self, command: p.Open) -> p.Opened | p.NoRoom:
+        """Join the cluster and reserve room. Blocks."""
+        host, _, port = (command.address or "").rpartition(":")
+        if port.isdigit():  # else Ray tries for minutes
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+            except OSError as error:
+                return p.NoRoom(f"no Ray cluster at {command.address}: {error}")
+        import ray
+        from ray.util.placement_group import placement_group
+
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        rooms = self._rooms = command.rooms
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "jettison"}
+        self._is_ours = command.address is None
+        if self._is_ours:
+            options |= {
+                "address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES,
+                # One machine has what its user says that it has.
+                "num_cpus": max(os.cpu_count() or 1, sum(room.num_cpus for room in rooms)),
+                "_memory": max(1, sum(room.memory_bytes for room in rooms)),
+            }  # fmt: skip
+        else:
+            options["address"] = command.address
+        try:
+            ray.init(**options)
+        except Exception as error:  # noqa: BLE001 - Ray raises what it likes
+            return p.NoRoom(f"no Ray cluster at {command.address or 'this machine'}: {error}")
+        bundles = [_bundle(room) for room in rooms]
+        self._group = placement_group(bundles, strategy=command.strategy.upper())
+        if not self._group.wait(command.timeout_s):
+            return p.NoRoom(
+                f"in {command.timeout_s:g} s Ray has found no room for {bundles}; free are {ray.available_resources()}"
+            )
+        return p.Opened(ray.util.get_node_ip_address())
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """Obey until the controller is gone."""
+        tasks: set[asyncio.Task[None]] = set()
+        while line := await reader.readline():
+            command = msgspec.json.decode(line, type=p.PlacerCommand)
+            if isinstance(command, p.Place):
+                task = asyncio.create_task(self._place(command))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            elif isinstance(command, p.Admit):
+                task = asyncio.create_task(self._admit(command))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            elif isinstance(command, p.Remove):
+                self._remove(command.number, command.life)
+        for task in tasks:
+            task.cancel()
+
+    def close(self) -> None:
+        """A cluster that was started here ends, by its process ids. In another, all that this process has there ends
+        with it: nothing is said to Ray, which may not answer any more."""
+        if self._is_ours:
+            import ray
+
+            ray.shutdown()
+
+    def tell(self, event: p.PlacerEvent) -> None:
+        """Nothing where the controller is gone."""
+        with contextlib.suppress(OSError):
+            os.write(self._said, msgspec.json.encode(event) + b"\n")
+
+    async def _place(self, command: p.Place) -> None:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        number, life = command.post.number, command.post.life
+        if number in self._actors:
+            self._remove(number, self._actors[number][0])
+        room = self._rooms[number]
+        actor = ray.remote(KeeperActor).options(
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, number),
+            num_cpus=room.num_cpus, num_gpus=room.num_gpus, memory=room.memory_bytes or None,
+            max_restarts=0, max_task_retries=0,
+        ).remote()  # fmt: skip
+        self._actors[number] = life, actor
+        try:
+            request = await actor.start.remote(msgspec.json.encode(command.post))
+        except Exception as error:  # noqa: BLE001 - Ray raises what it likes
+            self.tell(p.Over(number, life, _in_short(error)))
+            return
+        self.tell(p.Requested(number, life, request.decode()))
+
+    async def _admit(self, command: p.Admit) -> None:
+        number, life = command.number, command.life
+        present, actor = self._actors.get(number, (-1, None))
+        if present != life:
+            return
+        why = None
+        try:
+            await actor.admit.remote(command.certificate_pem)
+            await actor.run.remote()
+        except Exception as error:  # noqa: BLE001 - Ray raises what it likes
+            why = _in_short(error)
+        self._remove(number, life)
+        self.tell(p.Over(number, life, why))
+
+    def _remove(self, number: int, life: int) -> None:
+        """Its room is free again. A keeper that has not been admitted ends with its actor."""
+        import ray
+
+        if self._actors.get(number, (-1, None))[0] == life:
+            with contextlib.suppress(Exception):  # Ray may be gone
+                ray.kill(self._actors.pop(number)[1])
+
+
+def _bundle(room: p.Room) -> dict[str, float]:
+    wanted = {"CPU": room.num_cpus, "GPU": room.num_gpus, "memory": room.memory_bytes}
+    return {name: float(amount) for name, amount in wanted.items() if amount}
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+async def _serve(driver: RayDriver, said: BinaryIO) -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), said)
+    await driver.serve(reader)
+
+
+def main() -> None:
+    """The process."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # also while Ray keeps it waiting
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a terminal's; the controller needs it to drain
+    said = os.dup(1)
+    os.dup2(2, 1)  # Ray may print
+    driver = RayDriver(said)
+    line = b""
+    while not line.endswith(b"\n"):  # unbuffered: what follows is read by the loop
+        byte = os.read(0, 1)
+        if not byte:
+            return
+        line += byte
+    answer = driver.open(msgspec.json.decode(line, type=p.Open))
+    try:
+        driver.tell(answer)
+        if isinstance(answer, p.Opened):
+            asyncio.run(_serve(driver, os.fdopen(0, "rb", buffering=0)))
+    finally:
+        driver.close()
+    os._exit(0)  # without the goodbyes of a Ray that may be gone
+
+
+if __name__ == "__main__":
+    main()

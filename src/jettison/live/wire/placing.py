@@ -1,0 +1,93 @@
+"""What the controller and the process that places keepers tell each other: JSON, a message a line.
+
+    controller -> placer   Open first, then Place, Admit and Remove
+    placer -> controller   Opened or NoRoom first, then for each Place: Requested, Over
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from jettison.live.wire.host_orders import KeeperPost
+
+Strategy = Literal["pack", "spread"]
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one worker takes of its host."""
+
+    num_cpus: int
+    num_gpus: int
+    memory_bytes: int
+    """Of the host; 0: little."""
+
+
+class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unknown_fields=True):
+    """Join a cluster and reserve room there for all workers."""
+
+    address: str | None
+    """Of a Ray cluster that there is; None: start one on this machine, which ends with the placer."""
+    rooms: list[Room]
+    """By worker."""
+    strategy: Strategy
+    timeout_s: float
+    """For the room to be found."""
+
+
+class Place(msgspec.Struct, frozen=True, tag="place", forbid_unknown_fields=True):
+    """Start this keeper in its room. What an earlier life of it has left there goes."""
+
+    post: KeeperPost
+
+
+class Admit(msgspec.Struct, frozen=True, tag="admit", forbid_unknown_fields=True):
+    """Bring it its certificate."""
+
+    number: int
+    life: int
+    certificate_pem: str
+
+
+class Remove(msgspec.Struct, frozen=True, tag="remove", forbid_unknown_fields=True):
+    """It is not needed."""
+
+    number: int
+    life: int
+
+
+PlacerCommand = Open | Place | Admit | Remove
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True):
+    """There is room for all."""
+
+    ip: str
+    """This host's address, as the others reach it."""
+
+
+class NoRoom(msgspec.Struct, frozen=True, tag="noroom", forbid_unknown_fields=True):
+    """There is none, and the placer ends."""
+
+    why: str
+
+
+class Requested(msgspec.Struct, frozen=True, tag="requested", forbid_unknown_fields=True):
+    """The keeper is there, with its signing request in hex."""
+
+    number: int
+    life: int
+    request_hex: str
+
+
+class Over(msgspec.Struct, frozen=True, tag="over", forbid_unknown_fields=True):
+    """No more is heard of the keeper this way."""
+
+    number: int
+    life: int
+    why: str | None
+    """None: its process has ended. Else it may still be there, bound to its lease alone."""
+
+
+PlacerEvent = Opened | NoRoom | Requested | Over

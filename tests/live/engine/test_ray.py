@@ -1,0 +1,151 @@
+"""Engines whose keepers Ray has placed: what Ray's own deaths cost (nothing that runs), and what is left afterwards."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from host_engines import answers, engine_of, until
+from ray_cluster import HAS_RAY, WHY_NOT, RayHead
+
+from jettison.device.model.create import create_model
+from jettison.errors import UserError
+from jettison.live.engine.engine import Engine
+from jettison.live.engine.spawn_far import FarSpawner
+from jettison.live.engine.spawn_ray import RayPlacer, ray_spawner, room_of
+from jettison.live.wire.placing import Room
+
+needs_ray = pytest.mark.skipif(not HAS_RAY, reason=WHY_NOT)
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ray") / "model"
+    create_model(folder, arch="qwen2", layers=4, hidden=32, heads=4, kv_heads=2, max_position_embeddings=256, std=0.2)
+    return folder
+
+
+@pytest.fixture
+def head() -> Iterator[RayHead]:
+    head = RayHead()
+    yield head
+    head.close()
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(3)
+    return [[rng.randrange(256) for _ in range(rng.randint(5, 20))] for _ in range(8)]
+
+
+async def expected_answers(folder: Path) -> list[list[int]]:
+    alone = engine_of(folder, None, instances=1)
+    try:
+        await alone.start()
+        return await answers(alone, prompts())
+    finally:
+        await alone.close()
+
+
+def placer_of(engine: Engine) -> RayPlacer:
+    assert engine._crew is not None
+    spawner = engine._crew._spawner
+    assert isinstance(spawner, FarSpawner)
+    placer = spawner._placer
+    assert isinstance(placer, RayPlacer)
+    return placer
+
+
+@needs_ray
+async def test_ray_is_started_for_its_user_and_ends_with_the_engine(folder: Path) -> None:
+    """By its process ids: another Ray on this machine would live on."""
+    expected = await expected_answers(folder)
+    engine = engine_of(folder, None, instances=2, launcher="ray", lease=30)
+    try:
+        await engine.start()
+        pid = placer_of(engine).pid
+        rays = psutil.Process(pid).children(recursive=True)
+        assert any("raylet" in process.name() for process in rays)
+        assert engine._crew is not None
+        workers = [psutil.Process(pid) for pid in engine._crew.pids.values()]
+        assert not {process.pid for process in workers} & {process.pid for process in rays}
+
+        async def drop(engine: Engine) -> None:
+            engine.orders.request_drop()
+            await until(lambda: engine.snapshot().counters["drops"] == 1)
+
+        assert await answers(engine, prompts(), drop) == expected
+    finally:
+        await engine.close()
+    _, alive = psutil.wait_procs([*rays, *workers], timeout=30)
+    assert not alive
+
+
+@needs_ray
+async def test_ray_s_driver_and_head_may_die_while_tokens_flow(folder: Path, head: RayHead) -> None:
+    expected = await expected_answers(folder)
+    engine = engine_of(folder, None, instances=2, launcher="ray", ray_address=head.address, lease=30,
+                       ray_placement="spread")  # fmt: skip
+
+    async def driver_dies(engine: Engine) -> None:
+        os.kill(placer_of(engine).pid or 0, signal.SIGKILL)
+        await until(lambda: placer_of(engine).pid is None)
+
+    async def keeper_dies(engine: Engine) -> None:
+        """With a driver of its own again, the next life is placed."""
+        worker = psutil.Process(engine._crew.pids[1])  # type: ignore[union-attr]
+        worker.parent().parent().kill()  # type: ignore[union-attr]
+        await until(lambda: not engine.core.state.workers[1].alive)
+
+    async def head_dies(engine: Engine) -> None:
+        for process in psutil.Process(head.pid).children(recursive=True):
+            if process.name() in ("gcs_server", "raylet") or process.name().startswith("ray::"):
+                process.kill()
+
+    try:
+        await engine.start()
+        assert await answers(engine, prompts(), driver_dies) == expected
+        assert all(w.alive for w in engine.core.state.workers.values()), "keepers are no children of Ray's"
+        assert await answers(engine, prompts(), keeper_dies) == expected
+        await until(lambda: engine.core.state.workers[1].alive)
+        assert placer_of(engine).pid is not None
+        assert await answers(engine, prompts(), head_dies) == expected
+        assert all(w.alive for w in engine.core.state.workers.values())
+        assert await answers(engine, prompts()) == expected
+    finally:
+        await engine.close()
+
+
+@needs_ray
+async def test_where_there_is_no_room_a_start_says_what_is_wanted_and_what_is_free(head: RayHead) -> None:
+    placer = RayPlacer([Room(num_cpus=500, num_gpus=0, memory_bytes=0)], head.address, "pack", room_timeout_s=1.0)
+    with pytest.raises(UserError, match=r"no room for \[{'CPU': 500.0}\]; free are {.*'CPU': 16"):
+        await placer.open()
+    await placer.close()
+
+
+async def test_a_cluster_that_is_not_there_is_told_of() -> None:
+    placer = RayPlacer([Room(num_cpus=1, num_gpus=0, memory_bytes=0)], "127.0.0.1:1", "pack")
+    with pytest.raises(UserError, match=r"no Ray cluster at 127\.0\.0\.1:1: "):
+        await placer.open()
+    await placer.close()
+
+
+def test_without_ray_the_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'jettison\[ray\]'"):
+        ray_spawner([], address=None, strategy="pack", lease_s=2.0)
+
+
+def test_a_worker_takes_cores_and_memory_or_a_card(folder: Path) -> None:
+    from jettison.config import EngineConfig
+    from jettison.live.engine.assembly import assemble
+
+    (spec,) = assemble(EngineConfig.resolve(model=str(folder), memory="64MiB", num_threads=3)).worker_specs
+    assert room_of(spec) == Room(num_cpus=3, num_gpus=0, memory_bytes=(64 << 20) + spec.host_bytes)
