@@ -37,6 +37,7 @@ _PANELS = {
     "tls": "HTTPS",
     "console": "Console",
     "traces": "Traces",
+    "hosts": "Hosts",
     "": "Workers",
 }
 

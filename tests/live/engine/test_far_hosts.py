@@ -9,6 +9,7 @@ import random
 import select
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,23 @@ async def test_a_keeper_that_dies_takes_its_worker_along_and_another_is_placed()
         await now.crew.restart(2)
         assert now.crew.life(2) == 1 and sorted(now.spawner._placer.processes) == [(0, 0), (1, 0), (2, 0), (2, 1)]
         await now.answer(2, 1)
+
+
+async def test_a_controller_that_stands_still_loses_no_host():
+    """As in a collection of garbage, which holds every thread, on a machine that is busy."""
+    async with HostsStage() as now:
+        time.sleep(1.5 * LEASE_S)  # noqa: ASYNC251
+        for worker in range(3):
+            await now.answer(worker, worker)
+        assert now.exits == []
+
+
+async def test_without_the_process_that_takes_keepers_nothing_runs_and_a_start_says_so():
+    async with HostsStage() as now:
+        now.spawner._server._process.kill()
+        await now.until(lambda: len(now.exits) == 3)
+        with pytest.raises(WorkerLostError, match="the process that takes keepers has ended"):
+            await now.crew.restart(0)
 
 
 async def test_a_worker_that_starts_again_has_the_keeper_that_is_there():

@@ -9,15 +9,14 @@ import select
 import msgspec
 import pytest
 
-from jettison.errors import LinkDownError
-from jettison.live.engine.host_server import HostServer, Lost
+from jettison.errors import JettisonError, LinkDownError
+from jettison.live.engine.host_door import HostDoor
 from jettison.live.host.far_keeper import FarKeeper
 from jettison.live.wire import host_orders as h
 from jettison.live.wire.channel import MessageBuffer, framed
-from jettison.live.wire.lease import LeaseTimes
 from jettison.transport.authority import Authority
 from jettison.transport.handshake import CONTROLLER, Identity
-from jettison.transport.tls import control_context, dialling_context, keeper_identity
+from jettison.transport.tls import dialling_context, keeper_identity
 
 OURS, OTHERS = Authority(), Authority()
 TOKEN = b"t" * 32
@@ -27,12 +26,11 @@ class Desk:
     """A controller that expects keeper 3, life 1."""
 
     def __init__(self, lease_s=600.0):
-        self.heard = []
-        self.server = HostServer(LeaseTimes.of(lease_s), lambda keeper, word: self.heard.append((keeper, word)))
+        self.heard, self.ended = [], asyncio.Event()
+        self.server = HostDoor(lease_s, lambda keeper, word: self.heard.append((keeper, word)), self.ended.set)
 
     async def start(self, papers=None):
-        papers = papers or OURS.papers_for(CONTROLLER)
-        self.address = await self.server.start("tcp:127.0.0.1:0", control_context(papers, is_open=False))
+        self.address = await self.server.start("tcp:127.0.0.1:0", papers or OURS.papers_for(CONTROLLER))
         self.server.expect(self.post())
 
     def post(self, token=TOKEN, number=3, life=1):
@@ -59,7 +57,7 @@ async def desk():
     desk = Desk()
     await desk.start()
     yield desk
-    desk.server.close()
+    await desk.server.close()
 
 
 def papers(number=3, life=1, authority=OURS):
@@ -73,7 +71,7 @@ async def test_a_keeper_is_let_in_once_and_heard_to_its_end(desk):
     await refused(desk, desk.post(), papers(), 1)
     writer.close()
     await desk.until(2)
-    assert desk.heard[1] == (keeper_identity(3, 1), Lost("its keeper has ended"))
+    assert desk.heard[1] == (keeper_identity(3, 1), h.Lost("its keeper has ended"))
 
 
 async def refused(desk, post, shown, num_heard=0):
@@ -108,7 +106,7 @@ async def test_a_keeper_obeys_no_other_controller():
     await false.start(OURS.papers_for(Identity(3, 1)))
     with pytest.raises(LinkDownError, match="certificate"):
         await false.come(false.post(), papers())
-    false.server.close()
+    await false.server.close()
 
 
 async def test_a_keeper_that_is_dismissed_is_not_let_in(desk):
@@ -123,13 +121,13 @@ async def test_words_that_are_none_end_a_keeper(desk):
     assert desk.heard[1][1].why.startswith("it broke the protocol")
 
 
-async def test_beats_are_granted_while_the_controller_s_own_loop_is_busy(desk):
+async def test_beats_are_granted_while_the_controller_stands_still(desk):
     reader, writer = await desk.come(desk.post(), papers())
     await desk.until(1)
     grants, sock = MessageBuffer(), writer.get_extra_info("socket")
     writer.write(framed(msgspec.json.encode(h.Beat(1, []))))
     await asyncio.sleep(0)  # written; from here on this loop stands still
-    assert select.select([sock], [], [], 20)[0], "the grant is there, and this loop has not had a turn"
+    assert select.select([sock], [], [], 20)[0], "the grant is there, and this process has not had a turn"
     (grant,) = grants.feed(await reader.read(1 << 16))
     assert msgspec.json.decode(grant, type=h.HostCommand) == h.Granted(1)
     writer.close()
@@ -160,3 +158,21 @@ async def test_a_capture_of_orders_shows_no_secret(desk):
     await desk.until(2)
     tap.close()
     assert said and not any(word in said for word in (b"1234567", b"7654321", b"somewhere", TOKEN, b"keeper-3"))
+
+
+async def test_without_the_process_that_takes_them_all_keepers_end(desk):
+    reader, writer = await desk.come(desk.post(), papers())
+    await desk.until(1)
+    desk.server._process.kill()
+    await asyncio.wait_for(desk.ended.wait(), 20)
+    with contextlib.suppress(OSError):
+        assert await reader.read(100) == b""
+    writer.close()
+    desk.server.send(keeper_identity(3, 1), h.EmptyCopy())
+
+
+async def test_an_address_that_cannot_be_had_is_told_of():
+    desk = Desk()
+    with pytest.raises(JettisonError, match=r"keepers cannot be taken at tcp:203\.0\.113\.1:1"):
+        await desk.server.start("tcp:203.0.113.1:1", OURS.papers_for(CONTROLLER))
+    await desk.server.close()

@@ -15,10 +15,11 @@ logger = logging.getLogger(__name__)
 
 LEFT_OUT = frozenset({
     "model", "revision", "download_dir", "tokenizer", "tokenizer_revision", "served_model_name",
-    "generation_config", "override_generation_config", "instances", "memory", "profile", "num_threads", "launcher",
+    "generation_config", "override_generation_config", "instances", "memory", "profile", "num_threads",
     "log_level", "device", "cards", "gpu_memory_utilization", "page_size",
 })
-"""Keys that a deployment says in another way, or that do not decide what it does; the server's are left out as well."""
+"""Keys that a deployment says in another way, or that do not decide what it does; the server's and those of hosts
+are left out as well."""
 
 
 def describe(config: EngineConfig, *, kv_tokens: int | None = None) -> Deployment:
@@ -56,7 +57,7 @@ def settings_of(config: EngineConfig) -> dict[str, object]:
         name: list(value) if isinstance(value, tuple) else value
         for name, value in config.flat().items()
         if config.provenance.get(name, "default") != "default"
-        and name not in LEFT_OUT and KEYS[name].section != "server"
+        and name not in LEFT_OUT and KEYS[name].section not in ("server", "hosts")
     }
 
 

@@ -1,18 +1,24 @@
-"""The controller's end of all connections to keepers on other hosts, and of their leases.
+"""The controller's end of all connections to keepers on other hosts, and of their leases, as a process of its own:
 
-It has a thread and an event loop of its own: a beat is granted at once, however long the controller's own loop is busy
-with steps and clients, so no such stall ends a sound host. What keepers say is told on the controller's loop, in order.
+    python -P -m jettison.live.engine.host_server
+
+A beat is granted at once, however long the controller stands still: a collection of its garbage holds all its threads,
+for seconds where the machine is busy, and no such stall may end a sound host. Standard input is a socket to the
+controller, on which JSON goes, a message a line: ``OpenDoor`` first, ``DoorOpened`` back; then orders in, and what
+keepers say out. The process ends with the controller, and the keepers with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+import contextlib
 import logging
+import signal
+import socket
 import ssl
-import threading
+import sys
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import cast
 
 import msgspec
 
@@ -23,29 +29,22 @@ from jettison.live.wire.codec import CodecError
 from jettison.live.wire.lease import Grantor, LeaseTimes, boot_clock_s
 from jettison.transport.handshake import CONTROLLER, HANDSHAKE_TIMEOUT_S, Handshake, HandshakeError, Identity, Purpose
 from jettison.transport.sockets import parse_address
-from jettison.transport.tls import name_of, name_shown
+from jettison.transport.tls import Papers, control_context, name_of, name_shown
 
 log = logging.getLogger(__name__)
 
+_MOST_WAITING_BYTES = 1 << 20
+"""Beats are told to a controller that reads them; one that stands still needs only the last ones."""
 
-class Lost(NamedTuple):
-    """The last that is told of one life of a keeper."""
-
-    why: str
-
-
-OnWord = Callable[[Identity, h.HostEvent | Lost], None]
+OnWord = Callable[[Identity, "h.HostEvent | h.Lost"], None]
 
 
 class HostServer:
-    """Started and closed once. Each method may be called on the controller's loop, where ``on_word`` is called, too."""
+    """All on one asyncio loop, which nothing keeps for long. ``on_word`` gets what each keeper says, in order."""
 
     def __init__(self, times: LeaseTimes, on_word: OnWord) -> None:
         self.times = times
         self._on_word = on_word
-        self._home: asyncio.AbstractEventLoop | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="jettison-hosts", daemon=True)
         self._server: asyncio.AbstractServer | None = None
         self._watch: asyncio.Task[None] | None = None
         self.expected: dict[str, tuple[Identity, bytes]] = {}
@@ -54,76 +53,47 @@ class HostServer:
 
     async def start(self, address: str, tls: ssl.SSLContext) -> str:
         """Listen at ``tcp:<interface>:<port>``; returns the address with the port that it has got. Raises OSError."""
-        self._home = asyncio.get_running_loop()
-        self._thread.start()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._listen(address, tls), self._loop))
-
-    async def _listen(self, address: str, tls: ssl.SSLContext) -> str:
         _, host, port = parse_address(address)
-        self._server = server = await self._loop.create_server(
+        self._server = server = await asyncio.get_running_loop().create_server(
             lambda: _Connection(self), host, port, ssl=tls, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
         )
-        self._watch = self._loop.create_task(self._watch_leases())
+        self._watch = asyncio.create_task(self._watch_leases())
         return f"tcp:{host}:{server.sockets[0].getsockname()[1]}"
 
     def expect(self, post: h.KeeperPost) -> None:
         """Let this life of a keeper in, once."""
-        self._soon(self.expected.__setitem__, name_of(post.identity), (post.identity, bytes.fromhex(post.token_hex)))
+        self.expected[name_of(post.identity)] = (post.identity, bytes.fromhex(post.token_hex))
 
     def send(self, keeper: Identity, command: h.HostCommand) -> None:
         """Never blocks. To a keeper that is gone it is dropped: ``Lost`` tells."""
-        self._soon(self._send, keeper, framed(msgspec.json.encode(command)))
+        connection = self._connections.get(keeper)
+        if connection is not None:
+            connection.send(framed(msgspec.json.encode(command)))
 
     def dismiss(self, keeper: Identity) -> None:
         """Hang up, which ends the keeper and its workers, and let it in no more. ``Lost`` is told if it was there."""
-        self._soon(self._dismiss, keeper)
-
-    def close(self) -> None:
-        """Hang up on all. Idempotent."""
-        if self._thread.is_alive():
-            ended = concurrent.futures.Future[None]()
-            self._soon(self._end, ended)
-            ended.result()
-            self._thread.join()
-        self._loop.close()
-
-    def _soon(self, call: Callable[..., object], *arguments: object) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call, *arguments)
-
-    # --- on this server's own loop
-
-    def _send(self, keeper: Identity, message: bytes) -> None:
-        connection = self._connections.get(keeper)
-        if connection is not None:
-            connection.send(message)
-
-    def _dismiss(self, keeper: Identity) -> None:
         self.expected.pop(name_of(keeper), None)
         if keeper in self._connections:
             self._connections[keeper].end("it is not needed any more")
 
-    def _end(self, done: concurrent.futures.Future[None]) -> None:
+    def close(self) -> None:
+        """Hang up on all."""
         if self._watch is not None:
             self._watch.cancel()
         if self._server is not None:
             self._server.close()
-        self._home = None
         for connection in list(self._connections.values()):
             connection.end("the controller ends")
-        self._loop.call_soon(self._loop.stop)
-        done.set_result(None)
 
     def joined(self, connection: _Connection) -> None:
         """A keeper has proven itself."""
         self._connections[connection.keeper] = connection
 
-    def tell(self, connection: _Connection, word: h.HostEvent | Lost) -> None:
+    def tell(self, connection: _Connection, word: h.HostEvent | h.Lost) -> None:
         """What a keeper has said, or that it is lost."""
-        if isinstance(word, Lost):
+        if isinstance(word, h.Lost):
             del self._connections[connection.keeper]
-        if self._home is not None and not self._home.is_closed():
-            self._home.call_soon_threadsafe(self._on_word, connection.keeper, word)
+        self._on_word(connection.keeper, word)
 
     async def _watch_leases(self) -> None:
         """Declare keepers lost that are silent; those of one host that went silent together, together."""
@@ -139,9 +109,11 @@ class HostServer:
                 for _, lease in grants:
                     lease.excuse(away_s)  # what has come meanwhile is read after this turn
             for host in {each.host for each, lease in grants if lease.is_lost(now_s)}:
-                for each, lease in grants:
-                    if each.host == host and lease.is_lost_with_another(now_s):
-                        each.end(f"host {host} is lost: no word of it for {lease.silence_s(now_s):.1f} s")
+                lost = [(each, lease.silence_s(now_s)) for each, lease in grants
+                        if each.host == host and lease.is_lost_with_another(now_s)]  # fmt: skip
+                why = f"host {host} is lost: no word of it for {max(silence_s for _, silence_s in lost):.1f} s"
+                for each, _ in lost:
+                    each.end(why)
 
 
 class _Connection(asyncio.Protocol):
@@ -190,7 +162,7 @@ class _Connection(asyncio.Protocol):
 
     def send(self, message: bytes) -> None:
         """One message."""
-        if self._transport is not None:
+        if self._transport is not None and not self._is_over:
             self._transport.write(message)
 
     def end(self, why: str) -> None:
@@ -201,7 +173,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         if self._handshake is None and self.keeper != CONTROLLER:
-            self._server.tell(self, Lost(why))
+            self._server.tell(self, h.Lost(why))
 
     def _take(self, event: h.HostEvent) -> None:
         if isinstance(event, h.Joined):
@@ -229,3 +201,49 @@ class _Connection(asyncio.Protocol):
         self._handshake = None
         self._server.joined(self)
         return self._unproven
+
+
+async def _serve(sock: socket.socket) -> None:
+    """The process, until the controller is gone."""
+    reader, writer = await asyncio.open_unix_connection(sock=sock, limit=h.MAX_MESSAGE_BYTES)
+
+    def tell(word: h.DoorWord) -> None:
+        writer.write(msgspec.json.encode(word) + b"\n")
+
+    def pass_on(keeper: Identity, word: h.HostEvent | h.Lost) -> None:
+        if not isinstance(word, h.Beat) or writer.transport.get_write_buffer_size() < _MOST_WAITING_BYTES:
+            tell(h.Said(keeper, word))
+
+    opening = msgspec.json.decode(await reader.readline(), type=h.OpenDoor)
+    server = HostServer(LeaseTimes.of(opening.lease_s), pass_on)
+    try:
+        papers = Papers(opening.key_pem.encode(), opening.certificate_pem.encode(), opening.authority_pem.encode())
+        address = await server.start(opening.address, control_context(papers, is_open=False))
+    except (OSError, ValueError) as error:
+        tell(h.DoorOpened("", str(error)))
+        await writer.drain()
+        return
+    tell(h.DoorOpened(address))
+    with contextlib.suppress(OSError):  # also of what was told to a controller that is gone
+        while line := await reader.readline():
+            command = msgspec.json.decode(line, type=h.DoorCommand)
+            if isinstance(command, h.Expect):
+                server.expect(command.post)
+            elif isinstance(command, h.Dismiss):
+                server.dismiss(command.keeper)
+            else:
+                server.send(command.keeper, command.command)
+    server.close()
+    writer.close()
+
+
+def main() -> None:
+    """The process. A terminal's signals are the controller's matter."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(stream=sys.stderr, level="WARNING", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asyncio.run(_serve(socket.socket(fileno=0)))
+
+
+if __name__ == "__main__":
+    main()

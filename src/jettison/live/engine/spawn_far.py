@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from jettison.errors import JettisonError
-from jettison.live.engine.host_server import HostServer, Lost
+from jettison.live.engine.host_door import HostDoor
 from jettison.live.engine.spawner import HostName
 from jettison.live.host.far_keeper import process_table
 from jettison.live.host.keeper import Addresses
@@ -25,7 +25,6 @@ from jettison.live.wire.heartbeat import Patience, why_hung
 from jettison.live.wire.lease import LeaseTimes
 from jettison.live.wire.worker_config import WorkerStart
 from jettison.transport.handshake import CONTROLLER, Identity
-from jettison.transport.tls import control_context
 from jettison.types import WorkerId
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class FarHandle:
 class _Keeper:
     """One life of a keeper, from this end."""
 
-    def __init__(self, post: h.KeeperPost, server: HostServer) -> None:
+    def __init__(self, post: h.KeeperPost, server: HostDoor) -> None:
         self.post = post
         self.host: HostName | None = None
         """Once it has joined."""
@@ -171,7 +170,7 @@ class FarSpawner:
         self._placer = placer
         self._lease_s = lease_s
         self._worker_command = None if worker_command is None else tuple(worker_command)
-        self._server = HostServer(LeaseTimes.of(lease_s), self._on_word)
+        self._server = HostDoor(lease_s, self._on_word, self._on_door_end)
         self._authority: Authority | None = None
         self._address = ""
         self._keepers: dict[WorkerId, _Keeper] = {}
@@ -187,8 +186,7 @@ class FarSpawner:
         assert authority is not None, "hosts are spanned"
         self._authority = authority
         ip = await self._placer.open()
-        tls = control_context(authority.papers_for(CONTROLLER), is_open=False)
-        self._address = await self._server.start(f"tcp:{ip}:0", tls)
+        self._address = await self._server.start(f"tcp:{ip}:0", authority.papers_for(CONTROLLER))
         return f"tcp:{ip}:0"
 
     async def close(self) -> None:
@@ -198,7 +196,7 @@ class FarSpawner:
         self._is_closed = True
         for keeper in self._keepers.values():
             keeper.give_up("the cluster ends")
-        await asyncio.to_thread(self._server.close)
+        await self._server.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -211,7 +209,8 @@ class FarSpawner:
         self._num_orders += 1
         order = self._num_orders
         handle = keeper.handles[order] = FarHandle(keeper, order)
-        beat_s = min(start.beat_interval_s, self._server.times.beat_s)  # the worker looks at the lease with each
+        # The worker looks at the lease with each beat of its heart.
+        beat_s = min(start.beat_interval_s, LeaseTimes.of(self._lease_s).beat_s)
         keeper.send(h.Spawn(order, msgspec.structs.replace(start, shares_clock=False, beat_interval_s=beat_s)))
         return handle
 
@@ -254,6 +253,8 @@ class FarSpawner:
         """Have a keeper placed and let in; then wait for its end, of which its connection mostly tells first."""
         post = keeper.post
         try:
+            if not self._server.is_open:
+                raise ConnectionError("the process that takes keepers has ended")
             request = await self._placer.place(post)
             certificate = authority.sign(request, post.identity)
             if keeper.is_over:
@@ -271,14 +272,19 @@ class FarSpawner:
             log.error("no keeper for worker %d: %s", post.number, error)
         keeper.give_up(why)
 
-    def _on_word(self, identity: Identity, word: h.HostEvent | Lost) -> None:
+    def _on_door_end(self) -> None:
+        log.error("the process that takes keepers has ended: nothing can start on other hosts any more")
+        for keeper in list(self._keepers.values()):
+            keeper.give_up("the process that takes keepers has ended")
+
+    def _on_word(self, identity: Identity, word: h.HostEvent | h.Lost) -> None:
         keeper = next((each for each in self._keepers.values() if each.post.identity == identity), None)
         if keeper is None or keeper.is_over:
             return
         match word:
             case h.Joined():
                 keeper.join(word)
-            case Lost():
+            case h.Lost():
                 log.error("the keeper of worker %d is lost: %s", keeper.post.number, word.why)
                 keeper.give_up(word.why)
             case h.Beat():

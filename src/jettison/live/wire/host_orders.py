@@ -140,3 +140,62 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", forbid_unknown_fields=True):
 
 
 HostEvent = Joined | Spawned | Forked | Ended | Beat
+
+
+class Lost(msgspec.Struct, frozen=True, tag="lost", forbid_unknown_fields=True):
+    """The last that is told of one life of a keeper."""
+
+    why: str
+
+
+# --- between the controller and the process that takes keepers (``engine.host_server``)
+
+
+class OpenDoor(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unknown_fields=True):
+    """The first word."""
+
+    address: str
+    lease_s: float
+    key_pem: str
+    """The controller's own, with its certificate."""
+    certificate_pem: str
+    authority_pem: str
+
+
+class Expect(msgspec.Struct, frozen=True, tag="expect", forbid_unknown_fields=True):
+    """Let this life of a keeper in, once."""
+
+    post: KeeperPost
+
+
+class Order(msgspec.Struct, frozen=True, tag="order", forbid_unknown_fields=True):
+    """To a keeper."""
+
+    keeper: Identity
+    command: HostCommand
+
+
+class Dismiss(msgspec.Struct, frozen=True, tag="dismiss", forbid_unknown_fields=True):
+    """Hang up on a keeper, and let it in no more."""
+
+    keeper: Identity
+
+
+DoorCommand = Expect | Order | Dismiss
+
+
+class DoorOpened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True):
+    """The answer to OpenDoor."""
+
+    address: str
+    why_not: str | None = None
+
+
+class Said(msgspec.Struct, frozen=True, tag="said", forbid_unknown_fields=True):
+    """A keeper has said this, or is lost."""
+
+    keeper: Identity
+    word: HostEvent | Lost
+
+
+DoorWord = DoorOpened | Said

@@ -1,0 +1,98 @@
+"""The controller's line to the process that takes keepers of other hosts (``engine.host_server``)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from jettison.errors import JettisonError
+from jettison.live.host.keeper import worker_environment
+from jettison.live.wire import host_orders as h
+from jettison.transport.handshake import Identity
+from jettison.transport.tls import Papers
+
+_COMMAND = (sys.executable, "-P", "-m", "jettison.live.engine.host_server")
+
+
+class HostDoor:
+    """Started and closed once. All calls and callbacks on the controller's loop.
+
+    ``on_word`` gets what each keeper says, in order, and ``Lost`` as its last; ``on_end`` is called if the process ends
+    before ``close``: then every keeper ends, too.
+    """
+
+    def __init__(
+        self, lease_s: float, on_word: Callable[[Identity, h.HostEvent | h.Lost], None], on_end: Callable[[], None]
+    ) -> None:
+        self._lease_s = lease_s
+        self._on_word = on_word
+        self._on_end = on_end
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._listening: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """The process is there."""
+        return self._listening is not None and not self._listening.done()
+
+    async def start(self, address: str, papers: Papers) -> str:
+        """Listen at ``tcp:<interface>:<port>``; returns the address with the port that it has got. Raises OSError,
+        JettisonError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *_COMMAND, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=worker_environment(1),
+                start_new_session=True,
+            )  # fmt: skip
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=h.MAX_MESSAGE_BYTES)
+        self._tell(h.OpenDoor(
+            address=address, lease_s=self._lease_s, key_pem=papers.key.decode(),
+            certificate_pem=papers.certificate.decode(), authority_pem=papers.authority.decode(),
+        ))
+        line = await reader.readline()
+        opened = msgspec.json.decode(line, type=h.DoorWord) if line else None
+        if not isinstance(opened, h.DoorOpened) or opened.why_not is not None:
+            raise JettisonError(f"keepers cannot be taken at {address}: {getattr(opened, 'why_not', opened)}")
+        self._listening = asyncio.create_task(self._listen(reader), name="jettison-hosts")
+        return opened.address
+
+    def expect(self, post: h.KeeperPost) -> None:
+        """Let this life of a keeper in, once."""
+        self._tell(h.Expect(post))
+
+    def send(self, keeper: Identity, command: h.HostCommand) -> None:
+        """Never blocks. To a keeper that is gone it is dropped: ``Lost`` tells."""
+        self._tell(h.Order(keeper, command))
+
+    def dismiss(self, keeper: Identity) -> None:
+        """Hang up, which ends the keeper and its workers, and let it in no more. ``Lost`` is told if it was there."""
+        self._tell(h.Dismiss(keeper))
+
+    async def close(self) -> None:
+        """Hang up on all. Idempotent."""
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None:
+            await self._process.wait()
+
+    def _tell(self, command: h.OpenDoor | h.DoorCommand) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(msgspec.json.encode(command) + b"\n")
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while line := await reader.readline():
+                said = msgspec.json.decode(line, type=h.Said)
+                self._on_word(said.keeper, said.word)
+        except OSError:
+            pass
+        self._on_end()
