@@ -13,6 +13,7 @@ import msgspec
 from jettison.errors import WorkerLostError
 from jettison.live.host.keeper import worker_environment
 from jettison.live.wire.host_orders import Place
+from waiting import PATIENCE_S
 
 
 class ProcessPlacer:
@@ -60,7 +61,7 @@ class ProcessPlacer:
         for process in self.processes.values():
             process.stdin.close()
             try:
-                await asyncio.wait_for(process.wait(), 30)
+                await asyncio.wait_for(process.wait(), PATIENCE_S)
             except TimeoutError:  # a test has failed that would have woken it up
                 os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()

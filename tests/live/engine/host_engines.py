@@ -11,6 +11,7 @@ from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.spawner import Spawner
 from jettison.types import Request, SamplingParams
+from waiting import PATIENCE_S
 
 
 def engine_of(folder: Path, spawner: Spawner | None, **flags: object) -> Engine:
@@ -24,7 +25,7 @@ def engine_of(folder: Path, spawner: Spawner | None, **flags: object) -> Engine:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not holds():
             await asyncio.sleep(0.01)
 

@@ -22,6 +22,7 @@ from jettison.errors import WorkerLostError
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.wire.heartbeat import Patience
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.live
 
@@ -46,7 +47,7 @@ class HostsStage(FarStage):
 
 
 async def gone(pidfd):
-    assert (await asyncio.to_thread(select.select, [pidfd], [], [], 30))[0]
+    assert (await asyncio.to_thread(select.select, [pidfd], [], [], PATIENCE_S))[0]
     os.close(pidfd)
 
 
@@ -137,7 +138,7 @@ async def test_a_start_may_be_given_up_before_a_host_is_found():
             await asyncio.sleep(0)
         now.crew.declare_lost(0, "injected")
         with pytest.raises(WorkerLostError, match="injected"):
-            await asyncio.wait_for(restart, 20)
+            await asyncio.wait_for(restart, PATIENCE_S)
         assert now.handle(0).ended.done()
         await now.crew.restart(0)
         await now.answer(0, 1)
@@ -250,13 +251,13 @@ async def test_a_host_goes_silent_in_the_midst_of_a_drop_and_nothing_is_lost(
         assert engine.core.state.workers[0].alive
         keeper = placer.processes[1, 0]
         if way == "cut":  # its fence has fallen: there is no other way to hear of the host
-            assert await asyncio.wait_for(keeper.wait(), 60) == 0
+            assert await asyncio.wait_for(keeper.wait(), PATIENCE_S) == 0
             assert "host 1 is lost: no word of it" in caplog.text
         else:
             await until(lambda: engine.core.state.workers[1].alive)
             assert await answers(engine, drawn_prompts()) == expected
             os.killpg(keeper.pid, signal.SIGCONT)
-            await asyncio.wait_for(keeper.wait(), 60)
+            await asyncio.wait_for(keeper.wait(), PATIENCE_S)
             assert await answers(engine, drawn_prompts()) == expected
     finally:
         await engine.close()

@@ -17,6 +17,7 @@ from jettison.live.wire.channel import MessageBuffer, framed
 from jettison.transport.authority import Authority
 from jettison.transport.handshake import CONTROLLER, Identity
 from jettison.transport.tls import dialling_context, keeper_identity
+from waiting import PATIENCE_S
 
 OURS, OTHERS = Authority(), Authority()
 TOKEN = b"t" * 32
@@ -47,7 +48,7 @@ class Desk:
         return reader, writer
 
     async def until(self, count):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.heard) < count:
                 await asyncio.sleep(0.001)
 
@@ -127,7 +128,7 @@ async def test_beats_are_granted_while_the_controller_stands_still(desk):
     grants, sock = MessageBuffer(), writer.get_extra_info("socket")
     writer.write(framed(msgspec.json.encode(h.Beat(1, []))))
     await asyncio.sleep(0)  # written; from here on this loop stands still
-    assert select.select([sock], [], [], 20)[0], "the grant is there, and this process has not had a turn"
+    assert select.select([sock], [], [], PATIENCE_S)[0], "the grant is there, and this process has not had a turn"
     (grant,) = grants.feed(await reader.read(1 << 16))
     assert msgspec.json.decode(grant, type=h.HostCommand) == h.Granted(1)
     writer.close()
@@ -164,7 +165,7 @@ async def test_without_the_process_that_takes_them_all_keepers_end(desk):
     reader, writer = await desk.come(desk.post(), papers())
     await desk.until(1)
     desk.server._process.kill()
-    await asyncio.wait_for(desk.ended.wait(), 20)
+    await asyncio.wait_for(desk.ended.wait(), PATIENCE_S)
     with contextlib.suppress(OSError):
         assert await reader.read(100) == b""
     writer.close()

@@ -18,6 +18,7 @@ from jettison.transport.authority import Applicant, Authority
 from jettison.transport.dialling import Dialling
 from jettison.transport.handshake import CONTROLLER, Identity, Purpose
 from jettison.transport.tls import Credentials, TlsContexts, control_context
+from waiting import PATIENCE_S
 
 SECRET = b"s" * 32
 OURS, OTHERS = Authority(), Authority()
@@ -56,13 +57,13 @@ class Controller:
     async def joined(self, tls):
         """The channel of a worker that the controller has let in."""
         channel = await self.connect(tls)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not self.server.is_connected(1):
                 await asyncio.sleep(0.001)
         return channel
 
     async def until(self, count):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.heard) < count:
                 await asyncio.sleep(0.001)
 
@@ -77,7 +78,7 @@ async def controller():
 
 async def receive(channel, count):
     commands = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(commands) < count and channel.is_open:
             commands += channel.receive()
             await asyncio.sleep(0.001)
@@ -228,7 +229,7 @@ async def test_a_capture_shows_nothing_and_opens_nothing(controller):
         for at in range(0, len(said), step):
             writer.write(said[at : at + step])
         with contextlib.suppress(OSError):
-            await asyncio.wait_for(reader.read(), 10)  # the controller's own hello, and then it hangs up
+            await asyncio.wait_for(reader.read(), PATIENCE_S)  # the controller's own hello, and then it hangs up
         writer.close()
     assert len(controller.heard) == 2 and not controller.server.is_connected(1)
 
