@@ -9,6 +9,7 @@ from manifests import DEPLOY, documents, served
 from jettison.config.values import parse_bytes
 from jettison.live.machine.memory import INTERPRETER_BYTES, SERVER_BYTES
 from jettison.server.serving import ABORT_GRACE_S
+from jettison.server.tracing import TIMEOUT_S
 
 FILE = DEPLOY / "kubernetes" / "jettison.yaml"
 VERSIONS = ("1.27.0", "1.32.0", "1.37.0")
@@ -52,7 +53,7 @@ def test_streams_have_time_to_end(pod, config):
     container = pod["containers"][0]
     (word, asleep_s) = container["lifecycle"]["preStop"]["exec"]["command"]
     assert word == "sleep" and float(asleep_s) >= 1
-    needed_s = float(asleep_s) + config.server.shutdown_timeout_s + ABORT_GRACE_S
+    needed_s = float(asleep_s) + config.server.shutdown_timeout_s + ABORT_GRACE_S + TIMEOUT_S
     assert pod["terminationGracePeriodSeconds"] > needed_s
 
 

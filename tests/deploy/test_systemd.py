@@ -13,6 +13,7 @@ from manifests import DEPLOY, served
 
 from jettison.server.notify import notify
 from jettison.server.serving import ABORT_GRACE_S
+from jettison.server.tracing import TIMEOUT_S
 
 UNIT = DEPLOY / "systemd" / "jettison.service"
 SERVER = "/opt/jettison/bin/jettison"
@@ -40,7 +41,7 @@ def test_its_command_is_ours_and_has_time_to_end(model_dir, tmp_path):
     arguments[arguments.index("--config") + 1] = str(tmp_path / "config.yaml")
     (tmp_path / "config.yaml").write_text(f"model: {model_dir}\n")
     config = served(arguments)
-    assert int(setting("TimeoutStopSec")) > config.server.shutdown_timeout_s + ABORT_GRACE_S
+    assert int(setting("TimeoutStopSec")) > config.server.shutdown_timeout_s + ABORT_GRACE_S + TIMEOUT_S
     assert (setting("Type"), setting("NotifyAccess")) == ("notify", "main")
 
 

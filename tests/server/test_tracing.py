@@ -3,11 +3,12 @@ is away."""
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import sys
+import threading
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
@@ -15,12 +16,14 @@ pytest.importorskip("opentelemetry.sdk")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
 from fake_engine import FakeEngine
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
 from jettison.core.ports import Record
 from jettison.errors import ConfigError
 from jettison.live.engine.api import LogPart
+from jettison.server import tracing
 from jettison.server.console.journal import Row
 from jettison.server.console.settings import ConsoleSettings, no_records
 from jettison.server.tracing import NO_OTEL, Traces, traces_to
@@ -148,13 +151,141 @@ async def test_a_collector_gets_them_over_http(collector, path):
     assert {span.name for span in of_server.scope_spans[0].spans} == {"llm_request", "queue", "prefill", "decode"}
 
 
-async def test_a_collector_that_is_away_stops_nothing(caplog, monkeypatch):
+class Collector(SpanExporter):
+    """An exporter under the test's control."""
+
+    def __init__(self):
+        self.names, self.takes, self.answers, self.began = [], True, Event(), Event()
+        self.answers.set()
+
+    def export(self, spans):
+        self.began.set()
+        self.answers.wait()
+        if self.takes:
+            self.names += [span.name for span in spans]
+        return SpanExportResult.SUCCESS if self.takes else SpanExportResult.FAILURE
+
+    def shutdown(self):
+        self.names.append("the end")
+
+
+def log_of(*records):
+    return lambda *_: LogPart(records, 0, is_kept=True)
+
+
+async def test_a_collector_that_is_away_is_told_of_once(caplog, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     traces = traces_to("http://127.0.0.1:9", no_records, "fake")
     traces.start()
+    for _ in range(3):
+        traces.note((row(),))
+        await traces.flush()
+    await traces.close()
+    (said,) = caplog.messages  # of all loggers
+    assert "traces are lost from now on" in said and "Failed to export" in said, "the exporter's own words"
+
+
+async def test_a_collector_that_comes_back_is_told_of(caplog):
+    collector = Collector()
+    traces = Traces(collector, no_records, "fake")
+    for collector.takes in (True, False, False, True, True):
+        traces.note((row(),))
+        await traces.flush()
+    await traces.close()
+    lost, back = caplog.messages
+    assert "lost from now on" in lost and "again; 8 spans were lost" in back
+    assert len(collector.names) == 3 * 4 + 1
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_the_end_does_not_wait_for_a_collector_that_hangs(waits, caplog, monkeypatch):
+    monkeypatch.setattr(tracing, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(tracing, "PERIOD_S", 0.0)
+    collector = Collector()
+    collector.answers.clear()
+    traces = Traces(collector, no_records, "fake")
+    for _ in range(400):
+        traces.note((row(),))
+    traces.start()
+    await asyncio.to_thread(collector.began.wait)
+    (thread,) = [each for each in threading.enumerate() if each.name == "jettison-traces"]
+    await traces.close(waits=waits)
+    assert thread.is_alive() and thread.daemon, "it keeps no process alive"
+    assert not collector.names and len(caplog.messages) == waits
+    collector.answers.set()
+    await asyncio.to_thread(thread.join)
+
+
+async def test_spans_that_are_being_made_at_the_end_are_sent(monkeypatch):
+    monkeypatch.setattr(tracing, "PERIOD_S", 0.0)
+    monkeypatch.setattr(tracing, "TIMEOUT_S", 60.0)
+    collector = Collector()
+    collector.answers.clear()
+    traces = Traces(collector, no_records, "fake")
+    for _ in range(400):
+        traces.note((row(),))
+    traces.start()
+    await asyncio.to_thread(collector.began.wait)
     traces.note((row(),))
-    with caplog.at_level(logging.CRITICAL, "opentelemetry"):
-        await traces.close()
+    closing = asyncio.create_task(traces.close())
+    await asyncio.sleep(0)
+    collector.answers.set()
+    await closing
+    assert len(collector.names) == 401 * 4 + 1 and collector.names[-1] == "the end"
+
+
+async def test_a_bad_record_costs_its_event_and_no_trace(caplog, monkeypatch):
+    monkeypatch.setattr(tracing, "PERIOD_S", 0.0)
+    collector, bad = Collector(), Record("drop", 2 * S, {"group": 2})
+    traces = Traces(collector, log_of(bad, Record("preempted", 4 * S, {"group": 2, "request_ids": [], "tokens": 9})),
+                    "fake")
+    traces.start()
+    traces.note((row(), row(names=object())))  # a row that no span can be made of
+    await asyncio.to_thread(collector.began.wait)
+    collector.began.clear()
+    traces.note((row(),))
+    await asyncio.to_thread(collector.began.wait)
+    await traces.close()
+    assert collector.names.count("decode") == 2
+    assert any("record of the event log" in said for said in caplog.messages)
+
+
+async def test_a_log_that_cannot_be_read_ends_neither_tracing_nor_the_end(caplog, monkeypatch):
+    monkeypatch.setattr(tracing, "PERIOD_S", 0.0)
+    asked = Event()
+
+    def broken(*_):
+        asked.set()
+        raise OSError("no log")
+
+    traces = Traces(Collector(), broken, "fake")
+    traces.start()
+    for _ in range(2):
+        traces.note((row(),))
+        await asyncio.to_thread(asked.wait)
+        asked.clear()
+    traces.note((row(),))
+    await traces.close()
+    assert "no log" in caplog.messages[0]
+
+
+async def test_a_period_full_of_requests_lets_the_event_loop_through(monkeypatch):
+    monkeypatch.setattr(tracing, "SLICE_S", 0.0)
+    rests = []
+
+    class Hurry(Event):
+        def wait(self, timeout=None):
+            rests.append(self.is_set())
+
+    traces = Traces(Collector(), no_records, "fake")
+    traces._hurry = Hurry()
+    for _ in range(5):
+        traces.note((row(),))
+    await traces.flush()
+    assert rests == [False] * 5
+    traces.note((row(),))
+    await traces.close()
+    assert rests[5:] == [True], "the end does not rest"
 
 
 def test_endpoints_that_cannot_be(monkeypatch):

@@ -218,12 +218,12 @@ def _open(config: EngineConfig, recorder: TraceRecorder | None, traces: Traces |
         check_writable(Path(config.server.timeline))
 
 
-async def _close(recorder: TraceRecorder | None, traces: Traces | None) -> None:
-    """End what keeps or sends requests, once no more come."""
+async def _close(recorder: TraceRecorder | None, traces: Traces | None, *, waits: bool) -> None:
+    """End what keeps or sends requests, once no more come. Without ``waits`` for no collector of traces."""
     if recorder is not None:
         await asyncio.to_thread(recorder.close)
     if traces is not None:
-        await traces.close()
+        await traces.close(waits=waits)
 
 
 async def _serve(config: EngineConfig) -> int:
@@ -257,6 +257,7 @@ async def _serve(config: EngineConfig) -> int:
     engine.on_failure = stop.set
     starting = asyncio.create_task(_start(engine), name="jettison-start")
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
+    code = 1
     try:
         with _stopped_with_stdin(stop):
             code = await run_server(
@@ -280,5 +281,5 @@ async def _serve(config: EngineConfig) -> int:
             await batches.close()
             await asyncio.to_thread(server_state(app).grammars.close)
             await engine.close()
-            await _close(recorder, traces)
+            await _close(recorder, traces, waits=code == 0)
     return 1 if failed else code
