@@ -9,6 +9,7 @@ from fakes import FakeCluster, Faults
 
 from jettison.core.ladder.rung import Moment
 from jettison.core.load.monitor import GroupMonitor, Stays
+from jettison.core.observing import offline_gauges
 from jettison.core.requests import RequestState
 from jettison.core.totals import counters
 from jettison.types import ServiceClass
@@ -211,6 +212,18 @@ def test_what_the_group_holds_comes_free_as_each_class_stays() -> None:
     assert online and batch and online + batch == group.blocks.num_used
     freed = GroupMonitor()._freed_per_s(group, None, Stays(2.0, 50.0), cluster.now)
     assert freed == pytest.approx(online / 2.0 + batch / 50.0)
+
+
+def test_blocks_that_a_batchs_lines_share_are_counted_once() -> None:
+    cluster = FakeCluster(num_workers=1, full_blocks=200, policy="recompute")
+    for i in range(6):
+        prefix = tokens(1, 120)
+        cluster.submit(f"line-{i}", prefix + tokens(10 + i, 5), 60, 20.0 * i, service_class=ServiceClass.OFFLINE)
+    cluster.run(until_ms=130)
+    group = cluster.core.groups[0]
+    names = [s.request_id for s in group.queues.holding_offline()]
+    assert group.blocks.num_used_by(names) > group.blocks.num_used, "some are shared"
+    assert offline_gauges(group).offline_blocks == group.blocks.num_used
 
 
 @pytest.mark.parametrize("seed", part_of(range(8), range(4)))

@@ -88,6 +88,12 @@ def test_the_limit_holds_what_the_instances_need(pod, config):
     assert limit >= SERVER_BYTES + config.instances * (config.memory.memory_bytes + INTERPRETER_BYTES)
 
 
+def test_threads_are_no_more_than_the_cores_asked_for(kinds, pod, config):
+    """A request of cores is no quota: on a node of 64 cores ``auto`` would take them all."""
+    assert "num_threads" in yaml.safe_load(kinds["ConfigMap"]["data"]["config.yaml"])
+    assert config.instances * config.num_threads <= float(pod["containers"][0]["resources"]["requests"]["cpu"])
+
+
 def test_it_is_locked_up(pod):
     assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] > 0
     for container in (*pod["initContainers"], *pod["containers"]):

@@ -10,7 +10,8 @@ decides whether the model folder can be served, and whether the budget holds its
 
 from __future__ import annotations
 
-from jettison.config.engine import KEYS, EngineConfig, Key, Source, usable_cores
+from jettison.config.cores import usable_cores
+from jettison.config.engine import KEYS, EngineConfig, Key, Source
 from jettison.config.hosts import HostsConfig
 from jettison.config.model import ModelConfig
 from jettison.config.sections import (

@@ -6,7 +6,6 @@ won for each key.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
+from jettison.config.cores import usable_cores
 from jettison.config.devices import MOST_HOST_BYTES, DeviceConfig, LookForCards, settle
 from jettison.config.hosts import HostsConfig, check_hosts
 from jettison.config.hubcache import model_folder, model_name
@@ -347,10 +347,3 @@ def _find_tokenizer(values: dict[str, Any]) -> None:
         values["tokenizer"] = None
     elif named or values["model"]:
         values["tokenizer"] = model_folder(named or values["model"], revision, values["download_dir"])
-
-
-def usable_cores() -> int:
-    """Number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # absent on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

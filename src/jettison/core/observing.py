@@ -82,7 +82,7 @@ class OfflineGauges(NamedTuple):
     """Whole KV blocks of all of them in host pools. A block that several requests share counts with each; all stages'
     parts of a block count once."""
     offline_blocks: int = 0
-    """KV blocks of the group that they hold; a block that several requests share counts with each."""
+    """KV blocks of the group that they hold, each once, whichever of them share it."""
 
 
 NO_OFFLINE = OfflineGauges()
@@ -92,7 +92,8 @@ NO_GROUP = -1
 
 
 def offline_gauges(group: Group) -> OfflineGauges:
-    """O(the offline requests that are not waiting); O(1) where there are none."""
+    """O(the offline requests that are not waiting, and their blocks where any is shared); O(1) where there are
+    none."""
     queues, size = group.queues, group.limits.block_size
     if not (queues.has_offline or queues.stored or queues.moving):
         return NO_OFFLINE
@@ -102,5 +103,5 @@ def offline_gauges(group: Group) -> OfflineGauges:
     return OfflineGauges(
         len(queues.waiting_offline), len(copied), len(hosted), sum(num >= size for num in copied),
         sum(num // size for num in chain(copied, hosted)),
-        group.blocks.num_used_by(s.request_id for s in queues.holding_offline()),
+        group.blocks.num_distinct(s.request_id for s in queues.holding_offline()),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -277,7 +276,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
         kernels=kernels,
         load_format=str(config.model.load_format),
         tokenizer_dir=config.model.tokenizer,
-        num_threads=config.num_threads or max(1, (os.cpu_count() or 1) // config.instances),
+        num_threads=config.num_threads or max(1, usable_cores() // config.instances),
         piece_bytes=config.overload.exchange_piece_bytes or PIECE_BYTES[config.devices.kind],
         coordinate=config.overload.coordinate_links,
         adapt_pieces=config.overload.exchange_piece_bytes is None,
