@@ -22,6 +22,8 @@ from jettison.cli.top.reading import MOST_ASKED, Reader
 from jettison.cli.top.tables import USES, bar, events, head, memory, plain, queues, requests
 from jettison.core.ports import Record
 from jettison.server.app import create_app
+from jettison.server.console import routes
+from jettison.server.console.routes import MOST_LISTED
 from jettison.server.console.settings import ConsoleSettings
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
@@ -100,7 +102,8 @@ def test_no_figure_is_cut_off(width):
 def test_text_of_clients_is_no_markup():
     assert "\x1b" not in plain(HOSTILE) and plain(HOSTILE).startswith("[bold]")
     row = {"id": HOSTILE, "ttft": None, "took": 1.0, "batch": False, "preempted": 0, "prompt": 3, "output": 0}
-    shown = drawn(requests({"under_way": [row], "num_under_way": 3}, {HOSTILE: "It waits for [red]memory."}))
+    found = {"under_way": [row], "waiting": [row], "num_under_way": 3}
+    shown = drawn(requests(found, {HOSTILE: "It waits for [red]memory."}))
     assert "[bold]" in shown and "[red]memory" in shown and "\x1b" not in shown and "2 requests more" in shown
 
 
@@ -150,23 +153,58 @@ async def test_after_a_restart_events_begin_anew(running):
     await reader.close()
 
 
+class HalfHeld(FakeEngine):
+    """The first requests have a token each, all others wait for theirs."""
+
+    NUM_RUNNING = MOST_LISTED + 5
+
+    async def _pause(self, running):
+        if running.num_made or self.accepted.index(running.request) >= self.NUM_RUNNING:
+            await super()._pause(running)
+
+
 async def test_who_waits_for_what(running):
+    """However many run."""
     import httpx
 
-    engine = FakeEngine(delay_s=None)
-    async with running(engine, console=ConsoleSettings(records=log)) as port, httpx.AsyncClient() as http:
+    engine = HalfHeld(delay_s=None)
+    async with (running(engine, console=ConsoleSettings(records=log)) as port,
+                httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=None)) as http):
         body = {"model": "fake", "prompt": "hi", "max_tokens": 3}
         url = f"http://127.0.0.1:{port}"
-        asked = [asyncio.create_task(http.post(f"{url}/v1/completions", json=body)) for _ in range(MOST_ASKED + 2)]
-        while len(engine.running) < len(asked):
+        num_waiting = MOST_ASKED + 2
+        asked = [asyncio.create_task(http.post(f"{url}/v1/completions", json=body))
+                 for _ in range(engine.NUM_RUNNING + num_waiting)]
+        while sum(each.num_made > 0 for each in engine.running.values()) < engine.NUM_RUNNING or (
+                len(engine.running) < len(asked)):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.15)  # a shorter wait is not noticed
         async with Reader(url, None) as reader:
             reading = await reader.read()
         assert reading.requests["num_under_way"] == len(asked) and len(reading.waits) == MOST_ASKED
-        assert all("Memory for requests was full" in why for why in reading.waits.values())
+        assert all(each["ttft"] is not None for each in reading.requests["under_way"])
+        assert len(reading.requests["waiting"]) == num_waiting
+        assert {why.partition(",")[0] for why in reading.waits.values()} == {"Memory for requests was full"}
+        shown = drawn(requests(reading.requests, reading.waits))
+        assert shown.count("no token yet") == num_waiting and "writes" in shown
         engine.release()
         await asyncio.gather(*asked)
+
+
+async def test_a_server_with_too_many_viewers_is_shown_all_the_same(running, monkeypatch):
+    async with running(at_work()) as port, Reader(f"http://127.0.0.1:{port}", None) as reader:
+        ask, paths = reader._ask, []
+
+        async def counted(path, *rest):
+            paths.append(path)
+            return await ask(path, *rest)
+
+        reader._ask = counted
+        lists = (await reader.read()).requests
+        monkeypatch.setattr(routes, "MOST_ASKED", 0)
+        readings = [await reader.read() for _ in range(29)]
+        assert lists and all(each.data and each.requests is lists and not each.trouble for each in readings)
+        assert paths.count("/console/requests") == 4, "after 3, 6 and 12 more"
 
 
 @pytest.mark.parametrize(("settings", "told"), [

@@ -295,6 +295,8 @@ def test_a_wait_is_told_with_its_reason_and_what_to_do():
     assert any("log no longer covers" in why for why in unread["why"]) and not any(
         "instances or cores" in do for do in unread["do"])
     assert not any("no shortage" in why for why in unread["why"])
+    runs = story(row(scheduled_ns=None, first_ns=None, ended_ns=None, reason="", is_timed=False), is_whole=False)
+    assert "no longer covers" in runs["why"][-1], "the last sentence is what `jettison top` shows"
     woken = story(row(), [Record("wake_decided", S, {"workers": [1], "reason": "queued"})])
     assert any("--min-awake" in do for do in woken["do"])
 

@@ -19,6 +19,8 @@ TIMEOUT_S = 3.0
 """A server that takes longer has not answered."""
 EVERY = 3
 """Lists and ways are asked for at each such reading, as a page of the console does: the server bounds how many."""
+MOST_EVERY = 24
+"""The same while the server does not give them, twice as long after each refusal."""
 MOST_ASKED = 6
 """Waiting requests whose way is asked for with a list."""
 MOST_KEPT = 60
@@ -62,8 +64,9 @@ class Reader:
         self._life = ""
         self._last_event: int | None = None
         self._events: deque[Document] = deque(maxlen=MOST_KEPT)
-        self._num_read = 0
-        """Since it last answered."""
+        self._every = EVERY
+        self._num_rests = 0
+        """Readings until lists are asked for again."""
         self._requests: Document = {}
         self._waits: Mapping[str, str] = {}
 
@@ -83,14 +86,23 @@ class Reader:
         """One reading. Never raises for what the server does."""
         try:
             data = await self._data()
-            if self._num_read % EVERY == 0:
-                self._requests = await self._ask("/console/requests")
-                self._waits = await self._ask_waits(self._requests)
-            self._num_read += 1
-            return Reading("", data, self._requests, self._waits, tuple(self._events))
         except NoAnswerError as error:
-            self._num_read = 0
+            self._every, self._num_rests = EVERY, 0
             return Reading(str(error))
+        if self._num_rests == 0:
+            await self._read_lists()
+        self._num_rests -= 1
+        return Reading("", data, self._requests, self._waits, tuple(self._events))
+
+    async def _read_lists(self) -> None:
+        """Without an answer, as where too many viewers ask, the last ones stay, and the next try comes later."""
+        try:
+            self._requests = await self._ask("/console/requests")
+            self._waits = await self._ask_waits(self._requests)
+            self._every = EVERY
+        except NoAnswerError:
+            self._every = min(MOST_EVERY, 2 * self._every)
+        self._num_rests = self._every
 
     async def _data(self) -> Document:
         """The console's data. Events are asked for from the last one on, and anew after a restart."""
@@ -107,9 +119,9 @@ class Reader:
         return data
 
     async def _ask_waits(self, requests: Document) -> dict[str, str]:
-        """What the longest waiting requests wait for, in the server's own words."""
-        under_way = [each for each in requests.get("under_way", ()) if isinstance(each, Mapping)]
-        waiting = [str(each.get("id", "")) for each in under_way if each.get("ttft") is None]
+        """What the longest waiting requests wait for, in the server's own words: its last sentence, as those before it
+        say what holds of each that waits."""
+        waiting = [str(each.get("id", "")) for each in requests.get("waiting", ()) if isinstance(each, Mapping)]
         found: dict[str, str] = {}
         for name in waiting[:MOST_ASKED]:
             try:
@@ -117,8 +129,8 @@ class Reader:
             except NoAnswerError:  # it has ended meanwhile, or too many viewers ask
                 continue
             choices = way.get("choices")
-            if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
-                found[name] = " ".join(map(str, choices[0].get("why", ())))
+            if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) and choices[0].get("why"):
+                found[name] = str(choices[0]["why"][-1])
         return found
 
     async def _ask(self, path: str, query: Mapping[str, str] | None = None) -> Document:

@@ -134,7 +134,8 @@ def _said(rows: Iterable[tuple[str, Document]]) -> Table | None:
 
 def requests(found: Document, waits: Mapping[str, str], width: int = WIDTH, most: int = 12) -> RenderableType:
     """Requests under way: those that wait come first, with what they wait for."""
-    rows = sorted(found.get("under_way", ()), key=lambda row: row["ttft"] is not None)[:most]
+    waiting = found.get("waiting", ())
+    rows = [*waiting, *(row for row in found.get("under_way", ()) if row["ttft"] is not None)][:most]
     if not rows:
         return Text("none", "dim")
     table = _table("id", "for", "tokens", "state")

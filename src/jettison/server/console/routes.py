@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from importlib import resources
+from itertools import islice
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -86,13 +87,17 @@ class ConsoleRoutes:
         return Response(body, media_type="application/json", headers=_NOT_KEPT)
 
     async def requests(self, request: Request) -> Response:
-        """Requests under way, the last ones that ended, and those with the latest first tokens among them."""
+        """Requests under way, those of them that have no token yet, the last ones that ended, and those with the latest
+        first tokens among these."""
         now_ns, tenant = self._clock(), self._tenant(request)
         self._count(now_ns)
         kept = self._journal.kept(tenant)
         under_way = self._under_way(tenant)
+        # A list of their own: those that came first run, and would fill the other one.
+        waiting = list(islice((each for each in under_way if each.jobs[0].first_ns is None), MOST_LISTED))
         found: dict[str, Sequence[Row]] = {
             "under_way": [each.rows(0, 1)[0] for each in under_way[:MOST_LISTED]],
+            "waiting": [each.rows(0, 1)[0] for each in waiting],
             "recent": [rows[0] for rows in kept[:MOST_LISTED]], "slow": slowest(kept, MOST_LISTED),
         }
         lists = {name: [brief(row, now_ns, self._at_s) for row in some] for name, some in found.items()}

@@ -166,9 +166,10 @@ def _tell_first(story: _Story) -> None:
     until_ns = row.first_ns or story.end_ns
     if not story.is_split:
         story.why.append("What part of this time it waited, and what part it was computed, is not known.")
-        if not row.reason and not _tell_shortage(story, until_ns) and story.meanwhile.is_whole:
+        if not row.reason and not _tell_shortage(story, until_ns):
             story.why.append("Steps are full of the requests before it, or of its own prompt: the log has no shortage "
-                             "of memory meanwhile.")
+                             "of memory meanwhile." if story.meanwhile.is_whole else
+                             "The log no longer covers this time whole, so what it waits for is not known.")
     elif story.queue_s >= SHARE * first_s:
         _tell_queue(story, until_ns)
     prompt_s = story.prompt_s
