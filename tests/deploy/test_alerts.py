@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 from manifests import DEPLOY, ROOT, documents
 from queries import metrics_of, names_in
 
@@ -59,8 +62,6 @@ def test_each_alert_has_words_and_a_test_that_fires_it():
 
 
 def test_flags_that_they_name_are_ours():
-    import re
-
     import typer
 
     known = {flag for each in typer.main.get_command(commands).commands["serve"].params for flag in each.opts}
@@ -76,3 +77,43 @@ def test_promtool_agrees():
         run = subprocess.run([promtool, *arguments], cwd=Path(FOLDER), capture_output=True, text=True, timeout=120,
                              check=False)  # fmt: skip
         assert run.returncode == 0, run.stdout + run.stderr
+
+
+def jobs_of_docs():
+    """The configurations of Prometheus that docs/deploy.md shows."""
+    page = ROOT.joinpath("docs/deploy.md").read_text()
+    blocks = re.findall(r"^ *```yaml\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
+    return [found for block in blocks if "scrape_configs" in (found := yaml.safe_load(textwrap.dedent(block)))]
+
+
+def test_the_jobs_that_are_shown_are_those_that_alerts_expect(tmp_path):
+    one_machine, in_kubernetes = jobs_of_docs()
+    expected = re.findall(r'up\{job="(.*?)"\}', FOLDER.joinpath("alerts.yaml").read_text())
+    assert {job["job_name"] for each in (one_machine, in_kubernetes) for job in each["scrape_configs"]} == set(expected)
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("there is no promtool (Debian's package prometheus)")
+    shutil.copy(FOLDER / "alerts.yaml", tmp_path)
+    for each in (one_machine, in_kubernetes):
+        for job in each["scrape_configs"]:  # Debian's promtool is built without Kubernetes
+            if job.pop("kubernetes_sd_configs", None):
+                job["static_configs"] = [{"targets": ["pod:8000"]}]
+        file = tmp_path / "prometheus.yaml"
+        file.write_text(yaml.safe_dump(each))
+        run = subprocess.run([promtool, "check", "config", file], capture_output=True, text=True, timeout=60,
+                             check=False)  # fmt: skip
+        assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_the_job_of_kubernetes_keeps_the_manifests_pods():
+    (job,) = jobs_of_docs()[1]["scrape_configs"]
+    (keep,) = [rule for rule in job["relabel_configs"] if rule.get("action") == "keep"]
+    (stateful,) = [each for each in documents(DEPLOY / "kubernetes" / "jettison.yaml") if each["kind"] == "StatefulSet"]
+    template = stateful["spec"]["template"]
+    told = {f"__meta_kubernetes_pod_label_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}": value
+            for name, value in template["metadata"]["labels"].items()}
+    (port,) = template["spec"]["containers"][0]["ports"]
+    told["__meta_kubernetes_pod_container_port_name"] = port["name"]
+    assert re.fullmatch(keep["regex"], ";".join(told[name] for name in keep["source_labels"]))
+    # A job of another name that takes pods by their annotations would fire each alert twice.
+    assert "annotations" not in template["metadata"]

@@ -278,6 +278,15 @@ async def test_objectives_are_judged_by_request_and_by_gap(app_client, app_engin
     assert (totals["slo_online_requests"], totals["slo_online_requests_within"]) == (3, within), "it has kept nothing"
 
 
+@pytest.mark.parametrize("state", ["loading", "ready", "draining", "failed"])
+async def test_the_state_is_a_metric(app_client, app_engine, state):
+    """A server that loads has no groups, and that is no fault."""
+    app_engine.engine_state = state
+    text = (await app_client.get("/metrics")).text
+    told = dict(re.findall(r'^jettison:engine_state\{model_name="fake",state="(\w+)"\} (\S+)$', text, re.MULTILINE))
+    assert told == {name: "1.0" if name == state else "0.0" for name in ("loading", "ready", "draining", "failed")}
+
+
 async def test_the_replay_client_reads_our_metrics(app_client):
     from jettison.workload.observe import parse_metrics
 

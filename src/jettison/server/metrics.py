@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -18,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from jettison.core.counters import HELP
 from jettison.core.observing import NO_GROUP
-from jettison.live.engine.api import EngineClient, EngineSnapshot, RequestTimings
+from jettison.live.engine.api import EngineClient, EngineSnapshot, EngineState, RequestTimings
 from jettison.live.engine.cards import CardUse
 from jettison.server.attainment import Attainment
 
@@ -258,6 +259,8 @@ class ServerMetrics(Collector):
     def _groups(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
         groups = snapshot.groups
         yield self._gauge("jettison:groups", "Pipelines that serve now.", len(groups))
+        states = [((state,), float(state == snapshot.state)) for state in get_args(EngineState)]
+        yield self._labelled("jettison:engine_state", "1 for the state that the engine is in.", ("state",), states)
         for name, help_text, attribute in (
             ("group_requests_running", "Requests running in the group.", "num_running"),
             ("group_requests_waiting", "Requests waiting at the group.", "num_waiting"),
