@@ -49,9 +49,20 @@ def supervisor(tmp_path, monkeypatch):
         yield listener
 
 
-async def test_the_first_signal_lets_accepted_requests_finish(serving, memory_for, supervisor):
+@pytest.fixture
+def hanging_collector():
+    """Flags that send traces to where connections are taken, and nothing is read."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield {"otlp_traces_endpoint": f"http://127.0.0.1:{listener.getsockname()[1]}"}
+
+
+LOST = "the last traces are lost"
+
+
+async def test_the_first_signal_lets_accepted_requests_finish(serving, memory_for, supervisor, hanging_collector):
     """Six answers are owed, more than the memory holds at once: all are given, and nothing new is taken."""
-    with serving(memory=memory_for(96), shutdown_timeout=120) as served:
+    with serving(memory=memory_for(96), shutdown_timeout=120, **hanging_collector) as served:
         assert supervisor.recv(100).startswith(b"READY=1\n")
         assert len(served.worker_pids()) == 2
         async with served.async_client() as client, httpx.AsyncClient() as http:
@@ -81,12 +92,13 @@ async def test_the_first_signal_lets_accepted_requests_finish(serving, memory_fo
                 assert answer.usage.completion_tokens == 40
             assert await ending == 0
     assert session_pids(served.pid) == set()
-    assert "Traceback" not in served.log()
+    assert "Traceback" not in served.log() and "traces are lost" in served.log()
 
 
-async def test_the_second_signal_ends_at_once_and_says_so(serving, memory_for):
+async def test_the_second_signal_ends_at_once_and_says_so(serving, memory_for, hanging_collector):
+    """No collector of traces is waited for, either."""
     flags: dict[str, object] = {"instances": 1, "shutdown_timeout": 600}
-    with serving(memory=memory_for(256, **flags), **flags) as served:
+    with serving(memory=memory_for(256, **flags), **flags, **hanging_collector) as served:
         async with served.async_client() as client, httpx.AsyncClient() as http:
             streams = await open_streams(client, 2, 3900)  # far more than can be made before the second signal
             ending = asyncio.create_task(asyncio.to_thread(served.process.close, WAIT_S))
@@ -98,7 +110,7 @@ async def test_the_second_signal_ends_at_once_and_says_so(serving, memory_for):
                         pass
             assert await ending == 1
     assert session_pids(served.pid) == set()
-    assert "Traceback" not in served.log()
+    assert "Traceback" not in served.log() and LOST not in served.log()
 
 
 def test_a_signal_while_loading_ends_it_too(model_dir, tmp_path):
