@@ -269,6 +269,16 @@ async def test_a_log_that_cannot_be_read_ends_neither_tracing_nor_the_end(caplog
     assert "no log" in caplog.messages[0]
 
 
+async def test_more_than_can_be_made_in_time_is_left_out_and_counted(caplog, monkeypatch):
+    monkeypatch.setattr(tracing, "MOST_WAITING", 3)
+    collector = Collector()
+    traces = Traces(collector, no_records, "fake")
+    for _ in range(3):
+        traces.note((row(), row()))
+    await traces.close()
+    assert collector.names.count("llm_request") == 2 and "2 requests have no trace" in caplog.text
+
+
 async def test_a_period_full_of_requests_lets_the_event_loop_through(monkeypatch):
     monkeypatch.setattr(tracing, "SLICE_S", 0.0)
     rests = []

@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 MOST_WAITING = 5_000
-"""Requests that ended and are no spans yet; more are left out, and counted. Their spans take less than two seconds,
-for which the server's end can wait."""
+"""Choices of requests that ended and are no spans yet; more are left out, and counted. Their spans take less than two
+seconds, for which the server's end can wait."""
 MOST_RECORDS = 500
 """Records that are read for the requests of one period: as many as for one request's way."""
 SLICE_S = 0.002
@@ -70,6 +70,8 @@ class Traces:
         self._records = records
         self._model_name = model_name
         self._waiting: list[Rows] = []
+        self._num_waiting = 0
+        """Choices of these requests."""
         self._num_left_out = 0
         self._task: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
@@ -79,8 +81,9 @@ class Traces:
 
     def note(self, rows: Rows) -> None:
         """A request has ended."""
-        if len(self._waiting) < MOST_WAITING:
+        if self._num_waiting + len(rows) <= MOST_WAITING:
             self._waiting.append(rows)
+            self._num_waiting += len(rows)
         else:
             self._num_left_out += 1
 
@@ -124,7 +127,7 @@ class Traces:
             self._num_left_out = 0
         if not self._waiting:
             return
-        ended, self._waiting = self._waiting, []
+        ended, self._waiting, self._num_waiting = self._waiting, [], 0
         first_ns = min(row.arrival_ns for rows in ended for row in rows)
         part = self._records(first_ns - 1, MOST_RECORDS, KINDS)
         wall_ns = time.time_ns() - time.monotonic_ns()
