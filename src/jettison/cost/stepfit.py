@@ -156,7 +156,7 @@ class StepFit:
             return None
         fixed, token, pair, kv, row = self._shared
         copied, beside = self._copies.value, self._beside.value
-        dev = self._deviations.get(kind)
+        dev = self._deviations.get(kind) or self._alone
         if dev is None:
             return fixed, token, pair, kv, row, copied, beside
         d0, d1, d2, d3, d4 = dev
@@ -164,6 +164,12 @@ class StepFit:
             fixed * (1.0 + d0), token * (1.0 + d1), pair * (1.0 + d2), kv * (1.0 + d3), row * (1.0 + d4), copied,
             beside,
         )
+
+    @property
+    def _alone(self) -> Sequence[float] | None:
+        """Deviations of lone instances: a pipeline that has not been seen meets the same minute as they do. Without
+        them it would look faster than they in each minute in which all are slow."""
+        return next((dev for (_, num_stages), dev in self._deviations.items() if num_stages == 1), None)
 
     def launches_factor(self, kind: Kind) -> float:
         """The factor of the time of launches; above 0."""
@@ -177,7 +183,7 @@ class StepFit:
         x0, x1, x2, x3, x4, x5, x6 = terms
         dev = self._deviations.get(kind)
         if dev is None:
-            dev = self._deviations[kind] = [0.0] * NUM_FITTED
+            dev = self._deviations[kind] = list(self._alone or (0.0,) * NUM_FITTED)
         weight, told_s = 1.0 / seconds, seconds
         if self._shared is not None:
             t0, t1, t2, t3, t4 = self._shared

@@ -2,8 +2,7 @@
 
 Pure: a coarse fluid model, for *staying as they are* and for each alternative that a rung offers. It plays requests one
 by one, in the order of service, over turns: in one turn each decoding request gets a token, and prompts get what the
-token budget leaves. A turn takes what the step time predictor says. Turns of a short while are taken at once, shorter
-at first and longer further ahead: what is far is uncertain anyway.
+token budget leaves. A turn takes what the step time predictor says. Turns of a short while are taken at once.
 
 The result is in one currency, **request-seconds**: each second that a request is in the system counts once, each second
 without its first token ``FIRST_TOKEN`` times. What an alternative saves is the difference to staying; what no
@@ -17,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple
 
 from jettison.cost.stepwork import StepWork
@@ -27,8 +27,9 @@ FIRST_TOKEN = 2.0
 MOST_PLAYED = 400
 """Requests that are played one by one; of more, each stands for several."""
 
-QUANTUM_S, QUANTUM_GROWTH = 0.04, 0.02
-"""Time that is played at once: seconds now, and more for each second ahead."""
+NUM_PIECES = 250
+"""Pieces of the horizon, each of which is played at once. What ends within a piece leaves its memory unused until the
+next one, and real instances give it away at their next step: long pieces would make memory look scarcer than it is."""
 
 
 class Seen(NamedTuple):
@@ -79,6 +80,8 @@ class Load(NamedTuple):
     waiting: Sequence[Seen]
     """In the order of service."""
     arrivals: Arrivals
+    beyond_tokens: float = 0.0
+    """KV that a request holds beyond its own tokens: what its last block has left, on average."""
 
 
 TurnTime = Callable[[float, float, float], float]
@@ -158,8 +161,9 @@ class _Play:
         self.horizon_s = horizon_s
         self.number = 0
         self.num_joined = 0
+        self.beyond = load.beyond_tokens
         for seen in load.running:
-            self.held += seen.num_tokens
+            self.held += seen.num_tokens + self.beyond
             if seen.left_prompt > 1:
                 self.prefilling.append([seen.left_prompt, seen.num_tokens, seen.left_output, seen.has_first_token, 0.0])
                 self.num_waiting_first += not seen.has_first_token
@@ -207,21 +211,21 @@ class _Play:
         while self.waiting:
             tokens, prompt, left, has_first, since_s = self.waiting[0]
             running = len(self.ends) + len(self.prefilling)
-            if running >= self.now.max_running or (self.held + tokens > capacity and running):
+            if running >= self.now.max_running or (self.held + tokens + self.beyond > capacity and running):
                 return
             self.waiting.popleft()
-            self.held += tokens
+            self.held += tokens + self.beyond
             self.prefilling.append([max(1.0, prompt), tokens, left, has_first, since_s])
 
     def _preempt(self) -> None:
-        """Memory is full: the request that is to end last gives its blocks back and waits again."""
+        """Memory is full: the request that came last gives its blocks back and waits again."""
         while self.held >= self.now.capacity_tokens and len(self.ends) > 1:
-            last = max(self.ends)
+            last = max(self.ends, key=itemgetter(2))
             self.ends.remove(last)
             heapq.heapify(self.ends)
             end, tokens, _ = last
             left = end - self.tau
-            self.held -= tokens - left
+            self.held -= tokens - left + self.beyond
             self.waiting.appendleft((tokens - left, tokens - left, max(1.0, left), True, self.t))
 
     # --- time -------------------------------------------------------------------------------------------------
@@ -253,7 +257,7 @@ class _Play:
                 break
         chunk = min(left, budget)
         turn_s = now.turn_s(num_decodes, self.held, chunk)
-        turns = max(1.0, min(QUANTUM_S + QUANTUM_GROWTH * self.t, self.until_s - self.t) // turn_s)
+        turns = max(1.0, min(self.horizon_s / NUM_PIECES, self.until_s - self.t) // turn_s)
         if left < budget:  # the prompts are all computed in one turn
             turns = 1.0 if left else turns
         self._pass(turns * turn_s)
@@ -263,7 +267,7 @@ class _Play:
         while self.ends and self.ends[0][0] <= self.tau:
             end, tokens, _ = heapq.heappop(self.ends)
             late = self.tau - end
-            self.held -= tokens + late
+            self.held -= tokens + late + self.beyond
             self._count(-late * turn_s)
 
     def _compute(self, tokens: float) -> None:
@@ -325,9 +329,12 @@ def _thinned(load: Load, grain: int) -> Load:
     arrivals = load.arrivals._replace(
         lately_per_s=load.arrivals.lately_per_s / grain, usually_per_s=load.arrivals.usually_per_s / grain
     )
-    running = sorted(load.running, key=lambda seen: (seen.left_output, seen.num_tokens))
-    middle = grain // 2
-    return Load(running[middle::grain], load.waiting[::grain], arrivals)  # the shortest queue is one, too
+    running = load.running
+    by_length = sorted(range(len(running)), key=lambda i: (running[i].left_output, running[i].num_tokens))
+    chosen = sorted(by_length[grain // 2 :: grain])
+    return load._replace(
+        running=[running[i] for i in chosen], waiting=load.waiting[::grain], arrivals=arrivals  # no queue vanishes
+    )
 
 
 def _shrunk(plan: Plan, grain: int) -> Plan:

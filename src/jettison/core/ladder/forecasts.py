@@ -23,7 +23,7 @@ HORIZON_S = 10.0
 """Time for which arrivals are foreseen; what they leave is played for as long again. A burst lasts seconds, and so does
 what it leaves behind."""
 
-WORTH = 0.4
+WORTH = 0.3
 """Least part of what memory alone could save that a merge has to save. A pipeline that keeps up saves nearly all; one
 that saves less pays most of it back in bubbles, and the forecast is off by as much as what is left."""
 
@@ -50,8 +50,9 @@ class Saving(NamedTuple):
 
     @property
     def is_worth_a_pipeline(self) -> bool:
-        """Whether it saves enough of what memory could save."""
-        return self.worth.net_request_s > WORTH * self.possible_request_s
+        """Whether it saves enough of what memory could save. What is foreseen beyond that does not count: a merge
+        brings nothing but memory."""
+        return min(self.worth.net_request_s, self.possible_request_s) > WORTH * self.possible_request_s
 
     @property
     def is_worth_a_device(self) -> bool:

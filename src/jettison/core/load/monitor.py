@@ -45,6 +45,9 @@ SURGE_WINDOW_NS = NANOSECONDS
 TRAFFIC_WINDOW_NS = 10 * NANOSECONDS
 """Arrivals are averaged over longer than a burst: a merged group has to catch up afterwards, not during it."""
 
+USUAL_WINDOW_NS = 40 * NANOSECONDS
+"""What is usual shows over several times as long as a burst: within one it would be half of what is seen."""
+
 
 @dataclass(slots=True)
 class TrafficMonitor:
@@ -121,10 +124,9 @@ class TrafficMonitor:
         prompt_tokens = prompt_per_s / arrived_per_s * (1.0 - self.prefix_hit_share)
         return Traffic(arrived_per_s, prompt_tokens, self.mean_output_tokens)
 
-
     def rates(self) -> tuple[float, float, float, float]:
         """Requests a second lately, as the mean of the last seconds that are like the last one; usually, as the mean of
-        the middle half of the last seconds, so that a burst among them does not count; for how many seconds they have
+        the middle half of ``USUAL_WINDOW_NS``, so that a burst in it does not count; for how many seconds they have
         come as lately; and mean prompt tokens, less the share that the prefix cache spares. Zeros where none has
         come."""
         whole = self._totals.changes(TRAFFIC_WINDOW_NS)
@@ -132,7 +134,7 @@ class TrafficMonitor:
             return 0.0, 0.0, 0.0, 0.0
         seconds: list[float] = []
         before, before_ns = 0, 0
-        for window_ns in range(SURGE_WINDOW_NS, TRAFFIC_WINDOW_NS + 1, SURGE_WINDOW_NS):
+        for window_ns in range(SURGE_WINDOW_NS, USUAL_WINDOW_NS + 1, SURGE_WINDOW_NS):
             changes = self._totals.changes(window_ns)
             if changes is None or changes[1] <= before_ns:
                 break

@@ -82,13 +82,13 @@ class Outlook:
     def load(self, groups: Sequence[Group]) -> Load:
         """The online requests of these groups, and those that are expected to come to them."""
         held = chain.from_iterable((*g.queues.running.values(), *g.queues.moving.values()) for g in groups)
-        present = [s for s in held if not s.is_offline]
+        present = sorted((s for s in held if not s.is_offline), key=_came)
         lengths = AnswerLengths(self._traffic.answers, [s.num_output for s in present])
         waiting = sorted(chain.from_iterable(g.queues.waiting for g in groups), key=_came)
         return Load(
             [self._seen(s, lengths) for s in present],
             [self._waits(s, lengths) for s in waiting],
-            self._arrivals(groups, lengths),
+            self._arrivals(groups, lengths), (self._state.limits.block_size - 1) / 2,
         )
 
     def _seen(self, state: RequestState, lengths: AnswerLengths) -> Seen:

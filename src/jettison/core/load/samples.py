@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from jettison.types import NANOSECONDS
 
-LONGEST_WINDOW_NS = 10 * NANOSECONDS
+LONGEST_WINDOW_NS = 40 * NANOSECONDS
 """No rate is a mean over a longer time: older ticks are forgotten."""
 
 
