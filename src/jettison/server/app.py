@@ -6,10 +6,14 @@ stream pays the cost of a token here.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from starlette.applications import Starlette
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from jettison.live.engine.api import EngineClient
 from jettison.server.batches.api import BatchRoutes
@@ -61,7 +65,16 @@ def create_app(
     return app
 
 
-def server_state(app: Starlette) -> ServerState:
+class Application(Protocol):
+    """What ``serving.run_server`` runs."""
+
+    @property
+    def state(self) -> State: ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+def server_state(app: Application) -> ServerState:
     """The state of an application that ``create_app`` made."""
     state = app.state.jettison
     assert isinstance(state, ServerState)

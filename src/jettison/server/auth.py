@@ -30,6 +30,15 @@ class KeyRing:
         self._digests = tuple(dict.fromkeys(hashlib.sha256(key.encode()).digest() for key in keys))
 
     @property
+    def digests(self) -> tuple[bytes, ...]:
+        """Of all keys."""
+        return self._digests
+
+    def replace_digests(self, digests: tuple[bytes, ...]) -> None:
+        """``replace``, by what ``digests`` of another ring gave."""
+        self._digests = digests
+
+    @property
     def is_empty(self) -> bool:
         """Whether there are no keys, and none is required."""
         return not self._digests

@@ -194,6 +194,7 @@ class GenerationEndpoint(ABC):
             self.state.check_ready()
             tenant = self.state.keys.tenant(dict(scope["headers"]).get(b"authorization"))
             with self.state.admission.arrival(tenant) as arrival:
+                await arrival.let_in()
                 await self._answer(scope, receive, send, arrival, arrival_ns, tenant)
         except OverCapacityError as error:
             self.state.metrics.count_shed(refusal_code(error))
@@ -216,15 +217,16 @@ class GenerationEndpoint(ABC):
         plan, prompts, answer = await self.prepare_for(tenant, document)
         if plan.wants_offline:
             state.check_offline("service_tier")
-        arrival.claim(len(prompts) * plan.num_samples, "n" if plan.num_samples > 1 else self.prompt_field)
+        await arrival.claimed(len(prompts) * plan.num_samples, "n" if plan.num_samples > 1 else self.prompt_field)
         generation = self.generation(plan, prompts, arrival_ns, tenant)
         generation.names = (answer.id, scope.get(REQUEST_LABEL, b"").decode("latin-1"))
         if state.settings.trace_request is not None:
             generation.trace_parent = dict(scope["headers"]).get(b"traceparent", b"")[:64].decode("latin-1")
-        generation.num_beside = state.admission.num_active - 1
+        generation.num_beside = arrival.num_beside
         state.generations.add(generation)
         try:
             generation.submit()
+            await generation.accepted()
             arrival.accepted()
             if plan.stream:
                 await self._stream(generation, answer, receive, send, scope.get(WRITE_NOW))

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from starlette.types import Receive
 
-from jettison.live.engine.api import EngineClient, RequestTimings, TokenEvent
+from jettison.errors import JettisonError
+from jettison.live.engine.api import EngineClient, PendingEvents, RequestTimings, TokenEvent
 from jettison.server.attainment import Verdict
 from jettison.server.choice import ChoiceText, Delta
 from jettison.server.console.journal import Journal, Row
@@ -113,6 +114,31 @@ class Generation:
         except BaseException:
             self._abandon()
             raise
+        if not isinstance(self.jobs[0].events, PendingEvents):
+            self._count_prompts()
+
+    async def accepted(self) -> None:
+        """Returns once the engine has accepted all of them, which one in this process has done in ``submit``. Raises
+        what ``submit`` raises."""
+        refusal: Exception | None = None
+        for job in self.jobs:
+            if not isinstance(job.events, PendingEvents):
+                return
+            try:
+                await job.events.accepted()
+            except JettisonError as error:
+                refusal = refusal or error
+                job.events = None  # it was never the engine's
+                self._num_open -= 1
+            except BaseException:
+                self._abandon()
+                raise
+        if refusal is not None:
+            self._abandon()
+            raise refusal
+        self._count_prompts()
+
+    def _count_prompts(self) -> None:
         self._metrics.num_prompt_tokens += sum(len(job.request.prompt_token_ids) for job in self.jobs)
 
     def abort(self, error: ApiError) -> None:
@@ -259,6 +285,16 @@ class Generation:
     def tenant(self) -> str:
         """Whose it is."""
         return self.jobs[0].request.tenant
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether it is served as an offline request."""
+        return self.jobs[0].is_offline
+
+    @property
+    def arrival_ns(self) -> int:
+        """When it came."""
+        return self.jobs[0].request.arrival_ns
 
     def is_named(self, name: str) -> bool:
         """Whether this is an id of it: the answer's, the HTTP request's, or the engine's of one of its choices."""

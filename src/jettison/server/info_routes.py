@@ -69,6 +69,8 @@ class InfoRoutes:
         snapshot = self._state.engine.snapshot()
         if (card_uses := self._state.settings.card_uses) is not None:
             document["cards"] = [asdict(use) for use in card_uses()]
+        if self._state.fronts is not None:
+            document.update(self._state.fronts.health())
         if snapshot.own_products:
             document["own_products"] = list(snapshot.own_products)
         if snapshot.products_of_some:
@@ -113,7 +115,9 @@ class InfoRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text format."""
-        return Response(self._state.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+        if self._state.fronts is not None:
+            await self._state.fronts.gather()
+        return Response(self._state.all_metrics().exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def models(self, request: Request) -> Response:
         """All names of the one model."""

@@ -7,11 +7,13 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+
+from starlette.applications import Starlette
 
 from jettison.config import EngineConfig
 from jettison.cost.grouprate import prefill_token_s
@@ -30,6 +32,7 @@ from jettison.server.chat_renderer import template_settings
 from jettison.server.console.settings import ConsoleSettings
 from jettison.server.cors import CorsSettings
 from jettison.server.descriptors import connection_limit
+from jettison.server.fronts.beside import front_ends
 from jettison.server.key_file import KeySource
 from jettison.server.notify import notify
 from jettison.server.quiet_log import PlainFormatter, TracebackLimit
@@ -226,6 +229,22 @@ async def _close(recorder: TraceRecorder | None, traces: Traces | None, *, waits
         await traces.close(waits=waits)
 
 
+async def _run(
+    app: Starlette, config: EngineConfig, assembly: Assembly, drain: Callable[[float], Awaitable[None]],
+    keys: KeySource, stop: asyncio.Event,
+) -> int:
+    """Serve until a signal or ``stop``; see ``run_server``."""
+    state, server = server_state(app), config.server
+    on_hangup = None if keys.path is None else lambda: keys.reload(state.keys)
+    run = partial(
+        run_server, app, server.host, server.port, shutdown_timeout_s=server.shutdown_timeout_s, on_drain=drain,
+        on_hangup=on_hangup, stop=stop)
+    if not server.api_servers:
+        return await run()
+    async with front_ends(state, config, assembly.byte_tokens) as listener:
+        return await run(listener=listener)
+
+
 async def _serve(config: EngineConfig) -> int:
     """Run engine and server. HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
     key_file = config.server.api_key_file
@@ -260,15 +279,7 @@ async def _serve(config: EngineConfig) -> int:
     code = 1
     try:
         with _stopped_with_stdin(stop):
-            code = await run_server(
-                app,
-                config.server.host,
-                config.server.port,
-                shutdown_timeout_s=config.server.shutdown_timeout_s,
-                on_drain=drain,
-                on_hangup=None if keys.path is None else lambda: keys.reload(server_state(app).keys),
-                stop=stop,
-            )
+            code = await _run(app, config, assembly, drain, keys, stop)
     finally:
         if not starting.done():
             starting.cancel()

@@ -59,7 +59,7 @@ class Admission:
         the queue is full already the request is not counted as arriving, and ``Arrival.check_queue`` raises. However
         the request ends, its places are given back once, here.
         """
-        arrival = Arrival(self, self._settings, self._shares[tenant])
+        arrival = self.arrival_of(tenant, self._shares[tenant])
         arrival.claim(1)
         try:
             arrival.come(lambda: self._engine.check_queue(tenant, self.num_arriving))
@@ -71,6 +71,10 @@ class Admission:
                 self.num_active -= 1
         finally:
             arrival.give_back()
+
+    def arrival_of(self, tenant: str, share: Share) -> Arrival:
+        """A new one."""
+        return Arrival(self, self._settings, share)
 
     def hold(self, num_bytes: int) -> None:
         """Count buffered bytes in. Raises OverCapacityError."""
@@ -219,6 +223,19 @@ class Arrival(_Body):
             return
         self._is_arriving = True
         self._admission.num_arriving += 1
+
+    @property
+    def num_beside(self) -> int:
+        """Other generating requests in the server."""
+        return self._admission.num_active - 1
+
+    async def let_in(self) -> None:
+        """Returns once it may be read; at once where the limits are this process's. Raises KeyLimitError,
+        NotReadyError."""
+
+    async def claimed(self, num_choices: int, param: str) -> None:
+        """``claim``, wherever the limits are."""
+        self.claim(num_choices, param)
 
     def check_queue(self, *, is_offline: bool) -> None:
         """Raises OverCapacityError for an online request if the queue was full. Offline requests always queue; the

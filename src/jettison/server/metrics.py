@@ -1,6 +1,7 @@
 """Metrics under the names that vLLM's dashboards and gateways read, and our own under ``jettison:``.
 
-One process owns all metrics. Latencies are observed as they happen; gauges and totals of the engine are read from its
+One process owns all metrics; of front ends in processes of their own it has what they have told it, and adds that up
+at each scrape (``fronts.desk``). Latencies are observed as they happen; gauges and totals of the engine are read from its
 snapshot at each scrape, so that they cannot drift.
 """
 
@@ -11,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import get_args
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import generate_latest
@@ -99,6 +101,16 @@ class Histogram:
         self._sum += value
 
     @property
+    def observed(self) -> tuple[tuple[int, ...], float]:
+        """Counts of the buckets, and the sum."""
+        return tuple(self._counts), self._sum
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Count what another of the same bounds has ``observed``."""
+        self._counts = [own + other for own, other in zip(self._counts, counts, strict=True)]
+        self._sum += total
+
+    @property
     def count(self) -> int:
         """Observations so far."""
         return sum(self._counts)
@@ -112,6 +124,17 @@ class Histogram:
             buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), total))
         family.add_metric([model_name], buckets, self._sum)
         return family
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """All that one server, or one front end of it, has observed."""
+
+    histograms: dict[str, tuple[tuple[int, ...], float]]
+    finished: dict[str, int]
+    sheds: dict[str, int]
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    attainment: tuple[int, int, int, int]
 
 
 class ServerMetrics(Collector):
@@ -139,8 +162,42 @@ class ServerMetrics(Collector):
         before their request was over. A stop string's tokens count; tokens that the engine made after it do not."""
         self._finished = dict.fromkeys(_FINISH_REASONS, 0)
         self._sheds = dict.fromkeys(_SHED_REASONS, 0)
-        self._collectors = CollectorRegistry(auto_describe=False)
-        self._collectors.register(self)
+
+    @property
+    def _histograms(self) -> tuple[Histogram, ...]:
+        return (self.ttft, self.itl, self.tpot, self.e2e, self.queue, self.prefill, self.decode, self.prompt_size,
+                self.output_size)
+
+    def observed(self) -> Observed:
+        """All so far."""
+        kept = self.attainment
+        return Observed(
+            {each.name: each.observed for each in self._histograms}, dict(self._finished), dict(self._sheds),
+            self.num_prompt_tokens, self.num_generation_tokens,
+            (kept.num_requests, kept.num_requests_within, kept.num_gaps, kept.num_gaps_within))
+
+    def add(self, other: Observed) -> None:
+        """Count what another has observed, too."""
+        for each in self._histograms:
+            each.add(*other.histograms[each.name])
+        for reason, count in other.finished.items():
+            self._finished[reason] += count
+        for reason, count in other.sheds.items():
+            self._sheds[reason] = self._sheds.get(reason, 0) + count
+        self.num_prompt_tokens += other.num_prompt_tokens
+        self.num_generation_tokens += other.num_generation_tokens
+        own, (requests, requests_within, gaps, gaps_within) = self.attainment, other.attainment
+        own.num_requests += requests
+        own.num_requests_within += requests_within
+        own.num_gaps += gaps
+        own.num_gaps_within += gaps_within
+
+    def summed(self, others: Iterable[Observed]) -> ServerMetrics:
+        """Itself and others together, as of now."""
+        together = ServerMetrics(self._engine, self._model_name, self._card_uses)
+        for each in (self.observed(), *others):
+            together.add(each)
+        return together
 
     def count_shed(self, reason: str) -> None:
         """A request was refused for lack of capacity or readiness: one of ``_SHED_REASONS``."""
@@ -168,15 +225,16 @@ class ServerMetrics(Collector):
 
     def exposition(self) -> bytes:
         """The scrape's body."""
-        return generate_latest(self._collectors)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
 
     def collect(self) -> Iterable[Metric]:
         """Every family, from one snapshot."""
         snapshot = self._engine.snapshot()
         yield from self._requests(snapshot)
         yield from self._totals(snapshot)
-        for histogram in (self.ttft, self.itl, self.tpot, self.e2e, self.queue, self.prefill, self.decode,
-                          self.prompt_size, self.output_size):  # fmt: skip
+        for histogram in self._histograms:
             yield histogram.family(self._model_name)
         yield from self._groups(snapshot)
         yield from self._workers(snapshot)

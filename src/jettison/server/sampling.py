@@ -48,12 +48,13 @@ SERVED_TIER = "default"
 SeedSource = Callable[[], int]
 
 
-def seed_source(default_seed: int | None) -> SeedSource:
-    """Seeds for requests that send none: a series fixed by ``default_seed``, or the system's randomness."""
+def seed_source(default_seed: int | None, series: str = "") -> SeedSource:
+    """Seeds for requests that send none: a series fixed by ``default_seed``, or the system's randomness. ``series``: a
+    name for another series of the same seed."""
     if default_seed is None:
         return lambda: secrets.randbits(63)
-    series = random.Random(default_seed)
-    return lambda: series.getrandbits(63)
+    draws = random.Random(f"{default_seed} {series}" if series else default_seed)
+    return lambda: draws.getrandbits(63)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
 
 from jettison.errors import ConfigError
-from jettison.server.app import server_state
+from jettison.server.app import Application, server_state
 from jettison.server.descriptors import DescriptorWatch
 from jettison.server.http_protocol import bounded_protocol
 from jettison.server.quiet_log import Seldom
@@ -58,19 +57,20 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, on sockets that listen already, and with bounds on the time of a TLS connection's begin and
         end."""
-        config, loop, tls = self.config, asyncio.get_running_loop(), self._settings.tls
+        config, loop = self.config, asyncio.get_running_loop()
 
         def protocol() -> asyncio.Protocol:
             return config.http_protocol_class(  # type: ignore[call-arg]
                 config=config, server_state=self.server_state, app_state=self.lifespan.state, _loop=loop)
 
-        begin_s, end_s = (None, None) if tls is None else (HANDSHAKE_TIMEOUT_S, self._settings.write_timeout_s)
-        self.servers = [
-            await loop.create_server(
+        self.servers = []
+        for sock in sockets or ():
+            is_unix = sock.family == socket.AF_UNIX  # of front ends, which have undone TLS
+            make, tls = (loop.create_unix_server, None) if is_unix else (loop.create_server, self._settings.tls)
+            begin_s, end_s = (None, None) if tls is None else (HANDSHAKE_TIMEOUT_S, self._settings.write_timeout_s)
+            self.servers.append(await make(
                 protocol, sock=sock, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=begin_s,
-                ssl_shutdown_timeout=end_s)
-            for sock in sockets or ()
-        ]
+                ssl_shutdown_timeout=end_s))
         self.started = True
 
     def stop(self, *, force: bool) -> None:
@@ -99,14 +99,17 @@ class _Server(uvicorn.Server):
         yield
 
 
-def open_socket(host: str, port: int) -> socket.socket:
-    """Listen. Port 0 takes any free one. Raises ConfigError."""
+def open_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Listen. Port 0 takes any free one. ``is_shared``: other sockets of this server listen there, too, and the kernel
+    deals connections out to them. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named because asyncio turns Nagle's algorithm off only for sockets marked as TCP: with it on,
     # every second small write waits 40 ms for a delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             # Else the kernel buffers megabytes for a client that reads nothing, which then looks like one that reads.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
@@ -120,7 +123,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 async def run_server(
-    app: Starlette,
+    app: Application,
     host: str,
     port: int,
     *,
@@ -129,31 +132,34 @@ async def run_server(
     on_started: Callable[[int], None] | None = None,
     on_hangup: Callable[[], None] | None = None,
     stop: asyncio.Event | None = None,
+    listener: socket.socket | None = None,
+    takes_signals: bool = True,
 ) -> int:
     """Serve until a signal (or ``stop``); returns the exit code: 1 when a second signal forced the end, else 0.
 
     ``on_drain`` is called once when draining begins, with the seconds it may take, and awaited for no longer.
-    ``on_started`` gets the port; ``on_hangup`` is called for every SIGHUP, which without it ends the process. Raises
-    ConfigError when the address cannot be bound.
+    ``on_started`` gets the port; ``on_hangup`` is called for every SIGHUP, which without it ends the process.
+    ``listener``: a socket that listens already, in place of one at the address; it is closed at the end.
+    ``takes_signals``: False where another process decides when this one ends. Raises ConfigError when the address
+    cannot be bound.
     """
-    listener = open_socket(host, port)
+    own = open_socket(host, port) if listener is None else listener
     state = server_state(app)
     first, second = stop or asyncio.Event(), asyncio.Event()
     watch = DescriptorWatch(Seldom(logger))
     server = _Server(_uvicorn_config(app, state), watch, state.settings)
-    with _signals(first, second, on_hangup), _accept_errors(watch):
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+    signals = _signals(first, second, on_hangup) if takes_signals else contextlib.nullcontext()
+    with signals, _accept_errors(watch):
+        serving = asyncio.create_task(server.serve(sockets=[own]))
         stopping = asyncio.create_task(first.wait())
         try:
             while not server.started and not serving.done():
                 await asyncio.sleep(0.005)
             if server.started:
-                bound_port = listener.getsockname()[1]
-                scheme = "http" if state.settings.tls is None else "https"
-                url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound_port}"
-                logger.info("listening on %s%s", url, LOADING_YET if state.status == "loading" else "")
+                if listener is None:
+                    tell_address(state, host, own.getsockname()[1])
                 if on_started is not None:
-                    on_started(bound_port)
+                    on_started(own.getsockname()[1])
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
             await _drain(state, shutdown_timeout_s, on_drain, second)
             return 1 if second.is_set() else 0
@@ -162,10 +168,17 @@ async def run_server(
             server.stop(force=second.is_set())
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
-            listener.close()
+            own.close()
 
 
-def _uvicorn_config(app: Starlette, state: ServerState) -> uvicorn.Config:
+def tell_address(state: ServerState, host: str, port: int) -> None:
+    """Log where clients find the server."""
+    scheme = "http" if state.settings.tls is None else "https"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    logger.info("listening on %s%s", url, LOADING_YET if state.status == "loading" else "")
+
+
+def _uvicorn_config(app: Application, state: ServerState) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=bounded_protocol(state.settings),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 from jettison.errors import NotReadyError
 from jettison.live.engine.api import EngineClient, EngineState
@@ -10,12 +12,13 @@ from jettison.policy.refusal import retry_after_ms, why_not_offline
 from jettison.server.answer_form import AnswerForms
 from jettison.server.auth import KeyRing
 from jettison.server.compiling import GrammarCompiler
-from jettison.server.console.journal import Journal
+from jettison.server.console.journal import Journal, Row
+from jettison.server.doors.response_store import ResponseKeeper, ResponseStore
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, bad_request, retry_headers
 from jettison.server.fields import FieldWarnings
 from jettison.server.generation import Generation
 from jettison.server.limits import Admission
-from jettison.server.metrics import ServerMetrics
+from jettison.server.metrics import Observed, ServerMetrics
 from jettison.server.sampling import seed_source
 from jettison.server.settings import ServerSettings
 from jettison.server.sse import StreamKeeper
@@ -28,6 +31,41 @@ _NOT_READY = {
     "draining": "The server is shutting down; retry elsewhere or later.",
     "failed": "The server's engine has failed.",
 }
+
+
+class FarGeneration(Protocol):
+    """What is known here of a request under way in a front end: as much as the console shows of a ``Generation``."""
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def is_offline(self) -> bool: ...
+
+    @property
+    def arrival_ns(self) -> int: ...
+
+    def is_named(self, name: str) -> bool: ...
+
+    def rows(self, most: int) -> list[Row]: ...
+
+    def abort(self, error: ApiError) -> None: ...
+
+
+class Fronts(Protocol):
+    """Front ends in processes of their own, as the controller's routes see them."""
+
+    async def gather(self) -> None:
+        """Have them tell what they have observed until now."""
+        ...
+
+    def observed(self) -> Iterable[Observed]:
+        """What they, and those that have ended, have observed."""
+        ...
+
+    def health(self) -> Mapping[str, Any]:
+        """For ``/health``: how many there are."""
+        ...
 
 
 class ServerState:
@@ -50,14 +88,26 @@ class ServerState:
         self.journal = Journal(settings.trace_request) if has_readers else None
         """Requests that ended, for the console and for traces."""
         self.generations: set[Generation] = set()
+        self.far_generations: set[FarGeneration] = set()
+        """Those under way in front ends."""
         self.lines: set[Generation] = set()
         """Lines of batches under way, for the console: their service ends them itself."""
+        self.own_responses = ResponseStore()
+        self.responses: ResponseKeeper = self.own_responses
+        """Where endpoints keep responses."""
+        self.fronts: Fronts | None = None
+        """Front ends in processes of their own, where this is their controller."""
         self._is_draining = False
 
     @property
     def status(self) -> EngineState:
         """The engine's state, or draining from the first signal on."""
-        return "draining" if self._is_draining and self.engine.state != "failed" else self.engine.state
+        state = self.engine.state
+        return "draining" if self._is_draining and state != "failed" else state
+
+    def all_metrics(self) -> ServerMetrics:
+        """Those of front ends included, as far as they have told them."""
+        return self.metrics if self.fronts is None else self.metrics.summed(self.fronts.observed())
 
     def check_ready(self) -> None:
         """Raises NotReadyError."""
@@ -97,10 +147,15 @@ class ServerState:
 
     def abort_all(self) -> None:
         """End all running requests; their clients get an error."""
-        headers = retry_headers(NOT_READY_RETRY_MS)
-        error = ApiError(503, "The server is shutting down.", code="shutting_down", headers=headers)
-        for generation in tuple(self.generations):
+        error = shutting_down()
+        for generation in (*self.generations, *self.far_generations):
             generation.abort(error)
+
+
+def shutting_down() -> ApiError:
+    """For a request that the end of the server cuts off."""
+    headers = retry_headers(NOT_READY_RETRY_MS)
+    return ApiError(503, "The server is shutting down.", code="shutting_down", headers=headers)
 
 
 def require(value: object, name: str) -> None:

@@ -6,6 +6,7 @@ All calls happen on one asyncio loop; none blocks.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -176,6 +177,14 @@ class EngineInfo:
     """Most tokens of an offline request: what one instance holds, as none merge for it."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+
+
+class PendingEvents(AsyncIterator[TokenEvent]):
+    """Events of a request that an engine in another process has not accepted yet."""
+
+    @abstractmethod
+    async def accepted(self) -> None:
+        """Returns once it has. Raises what ``EngineClient.submit`` raises."""
 
 
 class EngineClient(Protocol):

@@ -256,6 +256,12 @@ class Engine:
 
     def submit(self, request: Request, *, is_further: bool = False) -> AsyncIterator[TokenEvent]:
         """See ``EngineClient.submit``."""
+        stream = Stream(request.arrival_ns)
+        self.submit_to(request, stream, is_further=is_further)
+        return self._events(request.request_id, stream)
+
+    def submit_to(self, request: Request, stream: Stream, *, is_further: bool = False) -> None:
+        """As ``submit``, with the events put into a stream of the caller's."""
         if self._state != "ready" or self._driver is None:
             raise NotReadyError(f"the engine is {self._state}")
         if not is_further and request.service_class is ServiceClass.ONLINE:
@@ -263,11 +269,9 @@ class Engine:
         self._check(request)
         if request.request_id in self._streams:
             raise JettisonError(f"request id {request.request_id} is in use")
-        stream = Stream(request.arrival_ns)
         self._streams[request.request_id] = stream
         self._idle.clear()
         self._handle(ports.Arrived(request))
-        return self._events(request.request_id, stream)
 
     def check_queue(self, tenant: str, num_arriving: int = 0) -> None:
         """See ``EngineClient.check_queue``."""

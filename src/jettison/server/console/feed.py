@@ -131,7 +131,7 @@ class Feed:
 
     def _rate(self, now_ns: int) -> float | None:
         """Tokens of answers a second since the snapshot before; None after a pause."""
-        num, before = self._state.metrics.num_generation_tokens, self._tokens
+        num, before = self._state.all_metrics().num_generation_tokens, self._tokens
         self._tokens = (now_ns, num)
         if before is None or not 0 < now_ns - before[0] < RATE_NS:
             return None

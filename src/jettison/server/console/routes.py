@@ -20,7 +20,7 @@ from jettison.server.console.words import KINDS, told_all
 from jettison.server.errors import ApiError, bad_request
 from jettison.server.generation import Generation
 from jettison.server.info_routes import json_response
-from jettison.server.state import ServerState
+from jettison.server.state import FarGeneration, ServerState
 from jettison.types import NANOSECONDS
 
 MOST_LISTED = 25
@@ -129,11 +129,11 @@ class ConsoleRoutes:
         ways = [way_of(row, now_ns, usual, meanwhile.of(row, now_ns), objectives, self._at_s) for row in rows]
         return json_response({"choices": ways, "first": first, "num_others": len(found) - 1})
 
-    def _under_way(self, tenant: str | None) -> list[Generation]:
+    def _under_way(self, tenant: str | None) -> list[Generation | FarGeneration]:
         """Requests under way, those of the chat first, then by their arrival."""
-        both = (*self._state.generations, *self._state.lines)
-        found = [each for each in both if is_of(each.tenant, tenant)]
-        return sorted(found, key=lambda each: (each.jobs[0].is_offline, each.jobs[0].request.arrival_ns))
+        every = (*self._state.generations, *self._state.far_generations, *self._state.lines)
+        found = [each for each in every if is_of(each.tenant, tenant)]
+        return sorted(found, key=lambda each: (each.is_offline, each.arrival_ns))
 
     def _count(self, now_ns: int) -> None:
         """Raises ApiError 429 where pages ask too often: an answer takes milliseconds of the loop that serves."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -58,6 +58,22 @@ class _Share:
         return dropped.num_bytes
 
 
+class ResponseKeeper(Protocol):
+    """Where responses are kept: in this process, or in the controller of this front end."""
+
+    def put(self, tenant: str, response_id: str, response: StoredResponse) -> None:
+        """See ``ResponseStore``."""
+        ...
+
+    async def find(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """A response of this tenant; None where it has none by this id."""
+        ...
+
+    def delete(self, tenant: str, response_id: str) -> bool:
+        """Whether there was one."""
+        ...
+
+
 class ResponseStore:
     """Counts and bytes: of a tenant, and of all."""
 
@@ -89,6 +105,10 @@ class ResponseStore:
         """A response of this tenant; None where it has none by this id."""
         share = self._shares.get(tenant)
         return None if share is None else share.responses.get(response_id)
+
+    async def find(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """``get``, as a ``ResponseKeeper`` has it."""
+        return self.get(tenant, response_id)
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Whether there was one."""

@@ -33,7 +33,7 @@ class ResponsesEndpoint(ChatEndpoint):
 
     def __init__(self, state: ServerState) -> None:
         super().__init__(state)
-        self.store = ResponseStore()
+        self.store = state.responses
 
     async def prepare_for(
         self, tenant: str, document: dict[str, Any]
@@ -42,7 +42,7 @@ class ResponsesEndpoint(ChatEndpoint):
         fields = parse_fields(document, ResponseFields, self.state.warnings)
         model = self.state.check_model(fields.model)
         _check_metadata(fields.metadata)
-        before = self._before(tenant, fields.previous_response_id)
+        before = await self._before(tenant, fields.previous_response_id)
         items = items_of(fields.input)
         chat, names = chat_of(fields, document, before, items)
         try:
@@ -56,19 +56,19 @@ class ResponsesEndpoint(ChatEndpoint):
         keep = None if fields.store is False else self._keep(tenant, bytes(raw(before + items, "input")))
         return plan, prompts, ResponseAnswer(plan, model, _asked(fields, plan), names, keep)
 
-    def _before(self, tenant: str, response_id: str | None) -> Items:
+    async def _before(self, tenant: str, response_id: str | None) -> Items:
         """The items of the responses before this one, and what they said."""
         if response_id is None:
             return []
-        stored = self._stored(tenant, response_id, "previous_response_id")
+        stored = await self._stored(tenant, response_id, "previous_response_id")
         try:
             return stored.read_all()
         except RecursionError:
             name = "previous_response_id"
             raise bad_request(f"{name}: its items are nested too deeply.", name) from None
 
-    def _stored(self, tenant: str, response_id: str, param: str | None = None) -> StoredResponse:
-        stored = self.store.get(tenant, response_id)
+    async def _stored(self, tenant: str, response_id: str, param: str | None = None) -> StoredResponse:
+        stored = await self.store.find(tenant, response_id)
         if stored is None:
             message = f"Response with id {response_id[:80]!r} not found: it is another key's, deleted, or kept no more."
             code = "response_not_found" if param is None else "previous_response_not_found"
@@ -93,12 +93,12 @@ class ResponsesEndpoint(ChatEndpoint):
         """A response that is kept."""
         if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
             raise bad_request("stream: a finished response is told whole.", "stream", "unsupported_parameter")
-        stored = self._stored(self._tenant(request), request.path_params["response_id"])
+        stored = await self._stored(self._tenant(request), request.path_params["response_id"])
         return Response(stored.document, media_type="application/json")
 
     async def input_items(self, request: Request) -> Response:
         """What went into a response, the newest first unless ``order=asc``."""
-        stored = self._stored(self._tenant(request), request.path_params["response_id"])
+        stored = await self._stored(self._tenant(request), request.path_params["response_id"])
         data = [{"id": f"item_{at}", "type": "message"} | item for at, item in enumerate(stored.read_input())]
         if request.query_params.get("order") != "asc":
             data.reverse()
@@ -108,13 +108,13 @@ class ResponsesEndpoint(ChatEndpoint):
     async def delete(self, request: Request) -> Response:
         """Forget a response; those that went on from it stay."""
         response_id, tenant = request.path_params["response_id"], self._tenant(request)
-        self._stored(tenant, response_id)
+        await self._stored(tenant, response_id)
         self.store.delete(tenant, response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
         """Always refused: only responses in the background could be cancelled."""
-        self._stored(self._tenant(request), request.path_params["response_id"])
+        await self._stored(self._tenant(request), request.path_params["response_id"])
         raise refusal(RESPONSES, "background")
 
     def routes(self) -> list[Route]:

@@ -1,0 +1,315 @@
+"""The controller's end of all front ends: their requests go to the one engine, and all that happens in one turn of the
+loop goes back to each as one frame.
+
+A front end that is gone takes its requests along, and nothing else. What belongs to no stream (places of keys, books,
+metrics) is kept behind ``Desk``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from jettison.errors import JettisonError, NotReadyError
+from jettison.live.engine.api import EngineClient, EngineInfo, EngineState, TokenEvent
+from jettison.live.engine.stream import Stream
+from jettison.live.frontend import wire as w
+from jettison.live.frontend.channel import Message, TurnChannel
+from jettison.types import Request, RequestId
+
+logger = logging.getLogger(__name__)
+
+MAX_UNSENT_BYTES = 64 << 20
+"""To one front end. A token takes some 10 bytes here: as many as a thousand streams have in an hour of not reading, or
+the longest log-probabilities of a few prompts."""
+STATUS_S = 0.05
+"""Between two looks at the engine's state."""
+SLOW_LOOKS = 20
+"""Looks after which the time that loading goes on is told again, and front ends are asked for their counts."""
+MOST_UNANSWERED = 30
+"""Questions for its counts, one a second, after which a front end that has said nothing is given up: its loop stands
+still. Its start, and the longest work on its loop, take a tenth of that."""
+
+COUNTS = "counts"
+"""Topic of the note that answers ``Tell``."""
+
+FrontId = int
+
+
+class StreamEngine(EngineClient, Protocol):
+    """An engine that writes a request's events into a stream of the caller's, without a task to read them."""
+
+    def submit_to(self, request: Request, stream: Stream, *, is_further: bool = False) -> None:
+        """As ``submit``."""
+        ...
+
+
+class Desk(Protocol):
+    """What the controller keeps for front ends beside their streams."""
+
+    def state(self) -> EngineState:
+        """The server's: draining from the first signal on."""
+        ...
+
+    def key_digests(self) -> tuple[bytes, ...]:
+        """Of the keys that open the API."""
+        ...
+
+    def arrive(self, front: FrontId, number: int, tenant: str) -> w.Answer:
+        """An HTTP request for tokens has come."""
+        ...
+
+    def claim(self, front: FrontId, number: int, num_choices: int, param: str) -> None:
+        """It has so many choices. Raises JettisonError."""
+        ...
+
+    def landed(self, front: FrontId, number: int, *, is_accepted: bool) -> None:
+        """It is submitted."""
+        ...
+
+    def leave(self, front: FrontId, number: int) -> None:
+        """It is over."""
+        ...
+
+    def note(self, front: FrontId, topic: str, body: bytes) -> None:
+        """Something for the books."""
+        ...
+
+    def ask(self, front: FrontId, topic: str, body: bytes) -> bytes | None:
+        """Something of the books. Raises JettisonError."""
+        ...
+
+    def gone(self, front: FrontId) -> None:
+        """A front end is gone with its requests."""
+        ...
+
+
+class HubStream(Stream):
+    """Events of one request on their way to a front end."""
+
+    __slots__ = ("first_ns", "front", "has_begun", "num_cached", "num_output", "number")
+
+    def __init__(self, front: Front, number: int, arrival_ns: int) -> None:
+        super().__init__(arrival_ns)
+        self.front = front
+        self.number = number
+        self.has_begun = False
+        """Whether an event has told what only the first one tells."""
+        self.num_output = 0
+        self.num_cached = 0
+        self.first_ns: int | None = None
+        """When its first token came here."""
+
+    def put(self, event: TokenEvent) -> None:
+        """Send it with all else of this turn."""
+        tokens, turn = event.tokens, self.front.channel.turn
+        self.num_output += len(tokens)
+        if (
+            self.has_begun and event.finish_reason is None and len(tokens) == 1 and tokens[0].logprobs is None
+            and event.prompt_logprobs is None and event.error is None
+        ):
+            if turn and isinstance(turn[-1], w.Tokens):
+                turn[-1].pairs += (self.number, tokens[0].token_id)
+            else:
+                self.front.channel.say(w.Tokens([self.number, tokens[0].token_id]))
+            return
+        if tokens and not self.has_begun:
+            self.has_begun, self.first_ns, self.num_cached = True, time.monotonic_ns(), event.num_cached_tokens
+        if event.finish_reason is not None:
+            self.ended = True
+            self.front.streams_over(self)
+        self.front.channel.say(w.Event(self.number, event))
+
+
+class Front:
+    """One life of one front end."""
+
+    def __init__(self, hub: Hub, front_id: FrontId) -> None:
+        self.id = front_id
+        self._hub = hub
+        self.channel = TurnChannel(
+            lambda message: hub.on_message(self, message), lambda why: hub.on_lost(self, why), reads_front=True,
+            max_unsent_bytes=MAX_UNSENT_BYTES)
+        self.streams: dict[RequestId, HubStream] = {}
+        self.ids: dict[int, RequestId] = {}
+        self.told: w.Status | None = None
+        self.counted: asyncio.Event = asyncio.Event()
+        """Set when it has told its counts."""
+        self.num_unanswered = 0
+        """Times that it was asked for them since."""
+        self.refusal: w.Refusal | None = None
+        """Of the last request that was the first of its answer."""
+        self.is_gone = False
+
+    def streams_over(self, stream: HubStream) -> None:
+        """A stream has had its last event."""
+        self.streams.pop(self.ids.pop(stream.number, ""), None)
+
+
+class Hub:
+    """All front ends of one controller. All calls on one asyncio loop."""
+
+    def __init__(self, engine: StreamEngine, desk: Desk, on_lost: Callable[[FrontId, str], None]) -> None:
+        """``on_lost`` is called when a front end is gone, its requests cancelled."""
+        self._engine = engine
+        self._desk = desk
+        self._on_lost = on_lost
+        self.fronts: dict[FrontId, Front] = {}
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def add(self, front_id: FrontId, sock: socket.socket) -> Front:
+        """Serve a front end at the other end of this socket; it takes the place of an earlier life that is gone."""
+        front = Front(self, front_id)
+        await asyncio.get_running_loop().create_connection(lambda: front.channel, sock=sock)
+        self.fronts[front_id] = front
+        self._tell(front)
+        if self._ticker is None:
+            self._ticker = asyncio.create_task(self._tick(), name="jettison-front-ends")
+        return front
+
+    async def close(self) -> None:
+        """Tell all front ends to end."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+        for front in self.fronts.values():
+            front.channel.say(w.Stop())
+            front.channel.flush()
+
+    def stream(self, request_id: RequestId) -> HubStream | None:
+        """A request's stream while it runs."""
+        for front in self.fronts.values():
+            if request_id in front.streams:
+                return front.streams[request_id]
+        return None
+
+    def say(self, front_id: FrontId, message: w.FromController) -> None:
+        """To one that lives; else nothing."""
+        if front_id in self.fronts:
+            self.fronts[front_id].channel.say(message)
+
+    async def ask_counts(self, timeout_s: float) -> None:
+        """Have all front ends tell their counts; returns when they have, or after this time."""
+        fronts = list(self.fronts.values())
+        for front in fronts:
+            front.counted.clear()
+            front.channel.say(w.Tell())
+        waits = [asyncio.ensure_future(front.counted.wait()) for front in fronts]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=timeout_s)
+            for wait in late:
+                wait.cancel()
+
+    # --- status
+
+    async def _tick(self) -> None:
+        num_looks = 0
+        while True:
+            await asyncio.sleep(STATUS_S)
+            num_looks += 1
+            is_slow_look = num_looks % SLOW_LOOKS == 0
+            for front in list(self.fronts.values()):
+                self._tell(front, with_time=is_slow_look)
+                if is_slow_look:
+                    self._ask(front)
+
+    def _ask(self, front: Front) -> None:
+        if front.num_unanswered >= MOST_UNANSWERED:
+            front.channel.hang_up(f"it has said nothing for {MOST_UNANSWERED} s")
+            return
+        front.num_unanswered += 1
+        front.channel.say(w.Tell())
+
+    def tell_all(self) -> None:
+        """The state now, where it has changed."""
+        for front in self.fronts.values():
+            self._tell(front)
+
+    def _tell(self, front: Front, *, with_time: bool = True) -> None:
+        engine, objectives = self._engine, self._engine.objectives()
+        info: EngineInfo | None = None
+        try:
+            info = engine.info
+        except NotReadyError:
+            pass
+        left_s = engine.ready_in_s() if with_time or front.told is None else front.told.ready_in_s
+        status = w.Status(
+            self._desk.state(), left_s, info, objectives.ttft_s, objectives.tpot_s, self._desk.key_digests())
+        if status != front.told:
+            front.told = status
+            front.channel.say(status)
+
+    # --- from front ends
+
+    def on_message(self, front: Front, message: Message) -> None:
+        """Act on what a front end says."""
+        desk = self._desk
+        match message:
+            case w.Submit():
+                self._submit(front, message)
+            case w.Cancel(request_id):
+                if request_id in front.streams:
+                    self._engine.cancel(request_id)
+            case w.FinishEarly(request_id):
+                if request_id in front.streams:
+                    self._engine.finish_early(request_id)
+            case w.Arrive(number, tenant):
+                front.channel.say(desk.arrive(front.id, number, tenant))
+            case w.Landed(number, is_accepted):
+                desk.landed(front.id, number, is_accepted=is_accepted)
+            case w.Leave(number):
+                desk.leave(front.id, number)
+            case w.Note(topic, body):
+                desk.note(front.id, topic, bytes(body))
+                if topic == COUNTS:
+                    front.num_unanswered = 0
+                    front.counted.set()
+            case w.Claim() | w.Ask():
+                front.channel.say(self._answer(front, message))
+
+    def _answer(self, front: Front, message: w.Claim | w.Ask) -> w.Answer:
+        try:
+            if isinstance(message, w.Ask):
+                return w.Answer(message.ask, body=self._desk.ask(front.id, message.topic, bytes(message.body)))
+            self._desk.claim(front.id, message.number, message.num_choices, message.param)
+        except JettisonError as error:
+            return w.Answer(message.ask, w.refusal_of(error))
+        except msgspec.MsgspecError as error:
+            return w.Answer(message.ask, w.refusal_of(JettisonError(str(error))))
+        return w.Answer(message.ask)
+
+    def _submit(self, front: Front, message: w.Submit) -> None:
+        request = message.request
+        if not message.is_further:
+            front.refusal = None
+        elif front.refusal is not None:  # where the first choice was refused, the others are
+            front.channel.say(w.Refused(message.stream, front.refusal))
+            return
+        stream = HubStream(front, message.stream, request.arrival_ns)
+        front.streams[request.request_id], front.ids[message.stream] = stream, request.request_id
+        try:
+            self._engine.submit_to(request, stream, is_further=message.is_further)
+        except JettisonError as error:
+            front.streams_over(stream)
+            front.refusal = w.refusal_of(error)
+            front.channel.say(w.Refused(message.stream, front.refusal))
+            return
+        front.channel.say(w.Accepted(message.stream))
+
+    def on_lost(self, front: Front, why: str) -> None:
+        """A front end is gone. Its requests end here; those of the others do not notice."""
+        front.is_gone = True
+        if self.fronts.get(front.id) is front:
+            del self.fronts[front.id]
+        for request_id in list(front.streams):
+            self._engine.cancel(request_id)
+        front.streams.clear()
+        front.counted.set()
+        self._desk.gone(front.id)
+        self._on_lost(front.id, why)

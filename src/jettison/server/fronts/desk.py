@@ -1,0 +1,218 @@
+"""The controller's side of front ends, beside their streams: places of keys, books of the console, recordings,
+responses that are kept, and the sum of all that was observed.
+
+Each is the one that the controller's own routes use, so a limit or a list does not care where a request came in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from jettison.errors import JettisonError, OverCapacityError, RequestError
+from jettison.live.engine.api import EngineState
+from jettison.live.frontend import wire as w
+from jettison.live.frontend.hub import FrontId, Hub, StreamEngine
+from jettison.server.console.journal import Row
+from jettison.server.doors.response_store import StoredResponse
+from jettison.server.errors import ApiError
+from jettison.server.fronts import topics as t
+from jettison.server.limits import Arrival
+from jettison.server.metrics import Observed, ServerMetrics
+from jettison.server.state import ServerState
+from jettison.types import RequestId
+
+logger = logging.getLogger(__name__)
+
+GATHER_S = 1.0
+"""Most time that a scrape waits for counts; those of a front end that is late are a second old."""
+
+T = TypeVar("T")
+
+
+class _Place(NamedTuple):
+    """One request's."""
+
+    arrival: Arrival
+    leaving: ExitStack
+
+
+class FarGeneration:
+    """A request under way in a front end, as the console and the controller's end see it (``Generation``)."""
+
+    def __init__(self, hub: Hub, front: FrontId, began: t.Began) -> None:
+        self._hub = hub
+        self._front = front
+        self._began = began
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self._began.rows[0].tenant
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether it is served as an offline request."""
+        return self._began.rows[0].is_offline
+
+    @property
+    def arrival_ns(self) -> int:
+        """When it came."""
+        return self._began.rows[0].arrival_ns
+
+    def is_named(self, name: str) -> bool:
+        """See ``Generation``."""
+        rows = self._began.rows
+        return name in rows[0].names or any(name == row.request_id for row in rows)
+
+    def rows(self, most: int) -> list[Row]:
+        """See ``Generation``."""
+        return [self._now(row) for row in self._began.rows[:most]]
+
+    def _now(self, row: Row) -> Row:
+        stream = self._hub.stream(row.request_id)
+        if stream is None:
+            return row
+        return replace(row, first_ns=stream.first_ns, num_output=stream.num_output, num_cached=stream.num_cached)
+
+    def abort(self, error: ApiError) -> None:
+        """Stop now; its front end tells its client of the server's end, as ``error`` does."""
+        self._hub.say(self._front, w.Abort(self._began.request_id))
+
+
+class FrontDesk:
+    """Implements ``live.frontend.hub.Desk`` and ``state.Fronts`` over the controller's state."""
+
+    def __init__(self, state: ServerState, engine: StreamEngine, on_lost: Callable[[FrontId, str], None]) -> None:
+        self._state = state
+        self._places: dict[tuple[FrontId, int], _Place] = {}
+        self._under_way: dict[tuple[FrontId, RequestId], FarGeneration] = {}
+        self._counts: dict[FrontId, Observed] = {}
+        self._ended = ServerMetrics(engine, state.settings.model_name)
+        """Counts of front ends that have ended: a total does not fall."""
+        self.hub = Hub(engine, self, on_lost)
+        self.num_wanted = 0
+        """Front ends that there should be."""
+        state.fronts = self
+
+    # --- Fronts
+
+    async def gather(self) -> None:
+        """See ``Fronts``."""
+        await self.hub.ask_counts(GATHER_S)
+
+    def observed(self) -> Iterable[Observed]:
+        """See ``Fronts``."""
+        return (self._ended.observed(), *self._counts.values())
+
+    def health(self) -> Mapping[str, Any]:
+        """See ``Fronts``."""
+        return {"front_ends": {"alive": len(self.hub.fronts), "total": self.num_wanted}}
+
+    # --- Desk
+
+    def state(self) -> EngineState:
+        """See ``Desk``."""
+        return self._state.status
+
+    def key_digests(self) -> tuple[bytes, ...]:
+        """See ``Desk``."""
+        return self._state.keys.digests
+
+    def arrive(self, front: FrontId, number: int, tenant: str) -> w.Answer:
+        """See ``Desk``."""
+        leaving = ExitStack()
+        try:
+            self._state.check_ready()
+            arrival = leaving.enter_context(self._state.admission.arrival(tenant))
+        except JettisonError as error:
+            return w.Answer(number, w.refusal_of(error))
+        self._places[front, number] = _Place(arrival, leaving)
+        try:
+            arrival.check_queue(is_offline=False)
+        except OverCapacityError as error:
+            return w.Answer(number, w.refusal_of(error), is_full=True, body=_packed(arrival.num_beside))
+        return w.Answer(number, body=_packed(arrival.num_beside))
+
+    def claim(self, front: FrontId, number: int, num_choices: int, param: str) -> None:
+        """See ``Desk``."""
+        try:
+            self._places[front, number].arrival.claim(num_choices, param)
+        except ApiError as error:
+            raise RequestError(error.message, error.param, error.code) from None
+
+    def landed(self, front: FrontId, number: int, *, is_accepted: bool) -> None:
+        """See ``Desk``."""
+        if (place := self._places.get((front, number))) is not None:
+            if is_accepted:
+                place.arrival.accepted()
+            else:
+                place.arrival.submitted()
+
+    def leave(self, front: FrontId, number: int) -> None:
+        """See ``Desk``."""
+        if (place := self._places.pop((front, number), None)) is not None:
+            place.leaving.close()
+
+    def note(self, front: FrontId, topic: str, body: bytes) -> None:
+        """See ``Desk``."""
+        try:
+            self._note(front, topic, body)
+        except msgspec.MsgspecError as error:
+            logger.error("front end %d: a note on %s cannot be read: %s", front, topic, error)
+
+    def _note(self, front: FrontId, topic: str, body: bytes) -> None:
+        state = self._state
+        match topic:
+            case t.COUNTS:
+                self._counts[front] = _read(body, Observed)
+            case t.BEGAN:
+                began = _read(body, t.Began)
+                generation = self._under_way[front, began.request_id] = FarGeneration(self.hub, front, began)
+                state.far_generations.add(generation)
+            case t.GONE:
+                self._over(front, _read(body, str))
+            case t.ENDED if state.journal is not None:
+                state.journal.add(_read(body, list[Row]))
+            case t.FIRST if state.journal is not None:
+                state.journal.note_first(*_read(body, tuple[int, float]))
+            case t.RECORD if state.settings.record_request is not None:
+                state.settings.record_request(*_read(body, t.Recorded))
+            case t.KEEP:
+                kept = _read(body, t.Kept)
+                state.responses.put(
+                    kept.tenant, kept.response_id, StoredResponse(kept.document, kept.items, kept.output))
+
+    def ask(self, front: FrontId, topic: str, body: bytes) -> bytes | None:
+        """See ``Desk``."""
+        if topic != t.RESPONSE:
+            raise JettisonError(f"nothing is known of {topic}")
+        tenant, response_id = _read(body, tuple[str, str])
+        stored = self._state.own_responses.get(tenant, response_id)
+        return None if stored is None else _packed(stored)
+
+    def gone(self, front: FrontId) -> None:
+        """See ``Desk``."""
+        for key in [key for key in self._places if key[0] == front]:
+            self.leave(*key)
+        for owner, request_id in [key for key in self._under_way if key[0] == front]:
+            self._over(owner, request_id)
+        if (counts := self._counts.pop(front, None)) is not None:
+            self._ended.add(counts)
+
+    def _over(self, front: FrontId, request_id: RequestId) -> None:
+        if (generation := self._under_way.pop((front, request_id), None)) is not None:
+            self._state.far_generations.discard(generation)
+
+
+def _packed(value: object) -> bytes:
+    return msgspec.msgpack.encode(value)
+
+
+def _read(body: bytes, kind: type[T]) -> T:
+    return msgspec.msgpack.decode(body, type=kind)

@@ -1,0 +1,70 @@
+"""What a front end's process is told before anything else, as JSON on its standard input, which no other user of the
+machine sees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, get_type_hints
+
+import msgspec
+
+from jettison.server.settings import ServerSettings
+from jettison.server.tls import TlsSettings
+
+CARRIED = (
+    "model_names", "keys_may_change", "root_path", "cors", "default_completion_max_tokens", "default_chat_max_tokens",
+    "sampling_defaults", "json_defaults", "max_stops", "max_logprobs", "default_seed", "max_active_reqs_per_key",
+    "max_body_bytes", "max_upload_bytes", "max_header_bytes", "max_buffered_bytes", "max_side_buffered_bytes",
+    "max_side_body_bytes", "max_side_jobs", "max_running_side_jobs", "max_choices", "max_template_chars", "templates",
+    "serves_offline", "header_timeout_s", "body_timeout_s", "idle_timeout_s", "write_timeout_s", "max_connections",
+    "keep_alive_s", "thread_tokenize_chars",
+)  # fmt: skip
+"""Settings of a front end. The others are the controller's: the engine's documents, what administers it, and keys,
+which travel over the channel as digests."""
+
+_HINTS = get_type_hints(ServerSettings)
+_Carried = msgspec.defstruct("_Carried", [(name, _HINTS[name]) for name in CARRIED], kw_only=True)
+
+
+class FrontStart(msgspec.Struct, frozen=True, kw_only=True):
+    """One life of a front end."""
+
+    settings: msgspec.Raw
+    tls: TlsSettings
+    model_dir: str
+    byte_tokens: int | None
+    forward_path: str
+    """The socket of the controller's own application."""
+    series: str
+    """See ``FrontState``."""
+    has_journal: bool
+    """Whether the controller has a console, or traces requests."""
+    reads_traces: bool
+    """Whether it traces them."""
+    records: bool
+    """Whether it records them."""
+    log_level: str
+
+
+def carried(settings: ServerSettings) -> msgspec.Raw:
+    """The settings for a front end."""
+    return msgspec.Raw(msgspec.json.encode({name: getattr(settings, name) for name in CARRIED}))
+
+
+def settings_of(data: msgspec.Raw) -> ServerSettings:
+    """Inverse of ``carried``. Raises msgspec.MsgspecError."""
+    values: dict[str, Any] = msgspec.structs.asdict(msgspec.json.decode(data, type=_Carried))
+    return ServerSettings(**values)
+
+
+def divided(settings: ServerSettings, num_fronts: int) -> ServerSettings:
+    """For one of so many front ends: what bounds the memory of bodies in the server is divided among them; each can
+    always take one body."""
+    least = settings.max_body_bytes
+    return replace(
+        settings,
+        max_buffered_bytes=max(least, settings.max_buffered_bytes // num_fronts),
+        max_side_buffered_bytes=max(least, settings.max_side_buffered_bytes // num_fronts),
+        max_side_jobs=max(1, settings.max_side_jobs // num_fronts),
+        max_running_side_jobs=max(1, settings.max_running_side_jobs // num_fronts),
+    )
