@@ -26,7 +26,7 @@ LIVE_LEVEL = {
     "machine": 0, "wire": 0,
     "worker": 1, "host": 1,
     "engine": 2,
-    "profile": 3, "verify": 3, "experiments": 3,
+    "frontend": 3, "profile": 3, "verify": 3, "experiments": 3,
 }
 """Room inside ``live`` -> level. A room imports from itself or from rooms of a lower level: what runs in a worker's
 process knows nothing of its controller."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -22,6 +24,7 @@ from waiting import PATIENCE_S
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode puts no test folder on the path
 
 from fake_engine import FakeEngine
+from front_ends import InProcessFronts
 from served import Served, write_tokenizer
 
 
@@ -48,7 +51,13 @@ def tokenizer_of(tokenizer_dir, tmp_path):
 
 
 @pytest.fixture
-def serve(tokenizer):
+def num_fronts():
+    """Front ends beside the controller; JETTISON_TEST_API_SERVERS sets it for a whole run."""
+    return int(os.environ.get("JETTISON_TEST_API_SERVERS", "0"))
+
+
+@pytest.fixture
+def serve(tokenizer, num_fronts, tmp_path_factory):
     """``async with serve(engine, ...) as served``: over a real uvicorn on a free port."""
 
     @asynccontextmanager
@@ -60,10 +69,14 @@ def serve(tokenizer):
         started = asyncio.get_running_loop().create_future()
         async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
             served = Served(app, 0, http)
-            options = {"on_drain": on_drain, "on_started": started.set_result, "stop": served.stop}
-            served.finished = asyncio.create_task(
-                run_server(app, "127.0.0.1", 0, shutdown_timeout_s=shutdown_timeout_s, **options)
-            )
+            options = {"on_drain": on_drain, "stop": served.stop}
+            run = partial(run_server, app, "127.0.0.1", 0, shutdown_timeout_s=shutdown_timeout_s, **options)
+            if num_fronts:
+                folder = tmp_path_factory.mktemp("fronts")
+                served.fronts = InProcessFronts(served.state, engine, tokenizer, num_fronts, folder)
+                served.finished = asyncio.create_task(served.fronts.run(run, started))
+            else:
+                served.finished = asyncio.create_task(run(on_started=started.set_result))
             await asyncio.wait({started, served.finished}, return_when=asyncio.FIRST_COMPLETED)
             served.port = started.result()
             served.url = f"{'http' if settings.tls is None else 'https'}://127.0.0.1:{served.port}"

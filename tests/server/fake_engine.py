@@ -24,6 +24,7 @@ from jettison.live.engine.api import (
     TokenEvent,
     WorkerSnapshot,
 )
+from jettison.live.engine.stream import Stream
 from jettison.policy.refusal import why_queue_full
 from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
 from jettison.types import FinishReason, Request, RequestId, SampledToken, ServiceClass, TokenLogprobs
@@ -90,6 +91,7 @@ class FakeEngine:
         self.finished_early: list[RequestId] = []
         self.running: dict[RequestId, _Running] = {}
         self._held = asyncio.Event()
+        self._pumps: set[asyncio.Task[None]] = set()
         room = max_request_tokens or max(300, max_model_len - 100)
         self._info = EngineInfo(
             model_dir="nowhere", max_model_len=max_model_len, max_request_tokens=room, max_offline_tokens=room,
@@ -121,6 +123,20 @@ class FakeEngine:
         self.accepted.append(request)
         running = self.running[request.request_id] = _Running(request)
         return self._events(running)
+
+    def submit_to(self, request: Request, stream: Stream, *, is_further: bool = False) -> None:
+        """What a hub of front ends uses."""
+        events = self.submit(request, is_further=is_further)
+
+        async def pump() -> None:
+            try:
+                async for event in events:
+                    stream.put(event)
+            except ValueError:  # ``crash_after``
+                stream.put(TokenEvent([], FinishReason.ERROR, error="the engine failed"))
+
+        self._pumps.add(task := asyncio.create_task(pump()))
+        task.add_done_callback(self._pumps.discard)
 
     def check_queue(self, tenant: str, num_arriving: int = 0) -> None:
         num_waiting = len(self.running) if self.num_waiting is None else self.num_waiting

@@ -85,6 +85,7 @@ class Served:
         self.http: httpx.AsyncClient = http
         self.stop = asyncio.Event()
         self.finished: asyncio.Task | None = None
+        self.fronts = None
         self._clients: list[openai.AsyncOpenAI] = []
 
     def openai(self, **options) -> openai.AsyncOpenAI:

@@ -115,7 +115,7 @@ class HubStream(Stream):
             and event.prompt_logprobs is None and event.error is None
         ):
             if turn and isinstance(turn[-1], w.Tokens):
-                turn[-1].pairs += (self.number, tokens[0].token_id)
+                turn[-1].pairs.extend((self.number, tokens[0].token_id))
             else:
                 self.front.channel.say(w.Tokens([self.number, tokens[0].token_id]))
             return

@@ -1,0 +1,277 @@
+"""A ``RemoteEngine`` over the real hub and a scripted engine, on a socket pair."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+
+from jettison.errors import KeyLimitError, NotReadyError, OverCapacityError, RequestError
+from jettison.live.engine.api import EngineInfo, TokenEvent
+from jettison.live.frontend import hub as hub_module
+from jettison.live.frontend import wire as w
+from jettison.live.frontend.hub import Hub
+from jettison.live.frontend.remote_engine import LOST, RemoteEngine
+from jettison.policy.slo import Objectives
+from jettison.types import FinishReason, Request, SampledToken, SamplingParams
+
+INFO = EngineInfo("dir", 100, 90, 80, 300, (2,))
+WAIT_S = 20.0
+
+
+def request(name, **fields):
+    return Request(name, (1, 2, 3), SamplingParams(max_tokens=9), 5, **fields)
+
+
+class ScriptedEngine:
+    """Takes what it is told to take; the test says what comes."""
+
+    def __init__(self):
+        self.info, self.state = INFO, "ready"
+        self.streams, self.cancelled, self.finished = {}, [], []
+        self.refusal = None
+
+    def ready_in_s(self):
+        return None
+
+    def objectives(self):
+        return Objectives(0.5, 0.25)
+
+    def submit_to(self, request, stream, *, is_further=False):
+        if self.refusal is not None and not is_further:
+            raise self.refusal
+        self.streams[request.request_id] = stream
+
+    def cancel(self, request_id):
+        self.cancelled.append(request_id)
+        self.streams.pop(request_id).put(TokenEvent([], FinishReason.CANCELLED))
+
+    def finish_early(self, request_id):
+        self.finished.append(request_id)
+
+    def say(self, name, *tokens, **fields):
+        self.streams[name].put(TokenEvent([SampledToken(token) for token in tokens], **fields))
+
+
+class RecordingDesk:
+    def __init__(self):
+        self.calls, self.refusal, self.is_full = [], None, False
+
+    def state(self):
+        return "ready"
+
+    def key_digests(self):
+        return (b"digest",)
+
+    def arrive(self, front, number, tenant):
+        self.calls.append(("arrive", tenant))
+        refusal = None if self.refusal is None else w.refusal_of(self.refusal)
+        return w.Answer(number, refusal, self.is_full)
+
+    def claim(self, front, number, num_choices, param):
+        if num_choices > 2:
+            raise KeyLimitError("too many", 7)
+
+    def landed(self, front, number, *, is_accepted):
+        self.calls.append(("landed", number, is_accepted))
+
+    def leave(self, front, number):
+        self.calls.append(("leave", number))
+
+    def note(self, front, topic, body):
+        self.calls.append((topic, body))
+
+    def ask(self, front, topic, body):
+        if topic == "secret":
+            raise RequestError("no", "topic")
+        return bytes(body)
+
+    def gone(self, front):
+        self.calls.append(("gone", front))
+
+
+class Pair:
+    def __init__(self, engine, desk):
+        self.engine, self.desk, self.lost = engine, desk, []
+        self.hub = Hub(engine, desk, lambda front, why: self.lost.append((front, why)))
+        self.remotes = []
+
+    async def add(self):
+        ours, theirs = socket.socketpair()
+        for each in (ours, theirs):
+            each.setblocking(False)
+        remote = RemoteEngine()
+        await self.hub.add(len(self.remotes), ours)
+        await asyncio.get_running_loop().create_connection(lambda: remote.channel, sock=theirs)
+        self.remotes.append(remote)
+        await until(lambda: remote.state == "ready")
+        return remote
+
+
+@asynccontextmanager
+async def pair():
+    made = Pair(ScriptedEngine(), RecordingDesk())
+    try:
+        yield made
+    finally:
+        await made.hub.close()
+        for remote in made.remotes:
+            remote.channel.close()
+        await asyncio.sleep(0)
+
+
+async def until(condition):
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def submitted(remote, name, **fields):
+    events = remote.submit(request(name, **fields))
+    await events.accepted()
+    return events
+
+
+async def test_a_front_end_knows_what_the_controller_knows():
+    async with pair() as made:
+        remote = await made.add()
+        assert remote.info == INFO and remote.objectives() == Objectives(0.5, 0.25)
+        told = []
+        remote.on_status = told.append
+        made.engine.info = EngineInfo("dir", 100, 10, 10, 300, (2,))  # an instance is gone
+        await until(lambda: remote.info.max_request_tokens == 10)
+        assert told[-1].key_digests == (b"digest",)
+
+
+async def test_streams_are_told_apart_and_keep_what_a_later_controller_needs():
+    async with pair() as made:
+        remote = await made.add()
+        a, b = await submitted(remote, "a"), await submitted(remote, "b")
+        for at in range(3):  # as a step does: a token of each in one turn
+            made.engine.say("a", 10 + at)
+            made.engine.say("b", 20 + at)
+        made.engine.say("a", 13, finish_reason=FinishReason.LENGTH)
+        got = [event async for event in a]
+        assert [token.token_id for event in got for token in event.tokens] == [10, 11, 12, 13]
+        assert got[-1].finish_reason is FinishReason.LENGTH
+        await until(lambda: len(b.tokens) == 3)
+        assert [(each.request.request_id, each.tokens) for each in remote.open_requests] == [("b", [20, 21, 22])]
+        assert remote.open_requests[0].request == request("b")
+
+
+async def test_a_turn_of_many_streams_is_one_frame_and_one_list_of_integers(monkeypatch):
+    async with pair() as made:
+        remote = await made.add()
+        for number in range(8):
+            await submitted(remote, f"r{number}")
+            made.engine.say(f"r{number}", 1)
+        await asyncio.sleep(0)
+        frames, encode = [], w.encode_frame
+        channel = made.hub.fronts[0].channel
+        monkeypatch.setattr("jettison.live.frontend.channel.encode_frame", lambda turn: frames.append(turn) or encode(turn))
+        channel.flush()
+        frames.clear()
+        for number in range(8):
+            made.engine.say(f"r{number}", 2)
+        await until(lambda: frames)
+        assert [type(message) for message in frames[0]] == [w.Tokens]
+        assert len(frames[0][0].pairs) == 16
+
+
+async def test_a_refusal_is_the_first_that_a_stream_hears():
+    async with pair() as made:
+        remote = await made.add()
+        made.engine.refusal = OverCapacityError("full", 1234)
+        first, further = remote.submit(request("a")), remote.submit(request("a-1"), is_further=True)
+        for events in (first, further):  # nor is another choice of the same answer taken
+            with pytest.raises(OverCapacityError, match="full") as caught:
+                await events.accepted()
+            assert caught.value.retry_after_ms == 1234
+            with pytest.raises(OverCapacityError):
+                await anext(events)
+        assert not made.engine.streams and not remote.open_requests
+        with pytest.raises(RequestError):
+            remote.submit(request("b", cache_salt="\ud800"))
+
+
+async def test_leaving_and_finishing_reach_the_engine_once():
+    async with pair() as made:
+        remote = await made.add()
+        a, b = await submitted(remote, "a"), await submitted(remote, "b")
+        remote.finish_early("b")
+        await a.aclose()
+        await until(lambda: made.engine.cancelled == ["a"] and made.engine.finished == ["b"])
+        assert (await anext(a)).finish_reason is FinishReason.CANCELLED
+        remote.cancel("a")  # it is over
+        made.engine.say("b", finish_reason=FinishReason.STOP)
+        assert [event.finish_reason async for event in b] == [FinishReason.STOP]
+        assert made.engine.cancelled == ["a"]
+
+
+async def test_questions_are_answered_or_refused():
+    async with pair() as made:
+        remote = await made.add()
+        assert await remote.ask("echo", [1, 2], list[int]) == [1, 2]
+        with pytest.raises(RequestError, match="no"):
+            await remote.ask("secret", 1, int)
+        answer = await remote.asked(lambda ask: w.Claim(ask, 1, 3, "n"))
+        assert w.error_of(answer.refusal).retry_after_ms == 7
+
+
+async def test_a_front_end_that_goes_takes_its_own_requests_only():
+    async with pair() as made:
+        first, second = await made.add(), await made.add()
+        await submitted(first, "a")
+        kept = await submitted(second, "b")
+        first.channel.hang_up("killed")
+        await until(lambda: made.lost)
+        assert made.engine.cancelled == ["a"] and ("gone", 0) in made.desk.calls and list(made.hub.fronts) == [1]
+        made.engine.say("b", 5, finish_reason=FinishReason.LENGTH)
+        assert [event.tokens[0].token_id async for event in kept] == [5]
+
+
+async def test_a_controller_that_goes_ends_all_streams_with_an_error():
+    async with pair() as made:
+        remote = await made.add()
+        ended = []
+        remote.on_stop = lambda: ended.append(True)
+        events = await submitted(remote, "a")
+        made.hub.fronts[0].channel.hang_up("killed")
+        last = [event async for event in events][-1]
+        assert (last.finish_reason, last.error) == (FinishReason.ERROR, LOST)
+        assert ended and remote.state == "failed"
+        with pytest.raises(NotReadyError):
+            remote.submit(request("b"))
+        with pytest.raises(NotReadyError):
+            await remote.ask("echo", 1, int)
+
+
+async def test_a_front_end_that_does_not_read_costs_bounded_memory_and_stops_nothing(monkeypatch):
+    monkeypatch.setattr(hub_module, "MAX_UNSENT_BYTES", 1 << 20)
+    async with pair() as made:
+        slow, other = await made.add(), await made.add()
+        await submitted(slow, "slow")
+        kept = await submitted(other, "b")
+        slow.channel._transport.pause_reading()
+        wide = [SampledToken(7)] * 1000
+        for _ in range(5000):
+            if made.lost:
+                break
+            made.engine.streams["slow"].put(TokenEvent(list(wide)))
+            await asyncio.sleep(0)
+        assert made.lost[0][0] == 0 and "bytes wait" in made.lost[0][1]
+        assert made.engine.cancelled == ["slow"]
+        made.engine.say("b", 5, finish_reason=FinishReason.LENGTH)
+        assert [event.tokens[0].token_id async for event in kept] == [5]
+
+
+async def test_a_front_end_whose_loop_stands_still_is_given_up(monkeypatch):
+    monkeypatch.setattr(hub_module, "STATUS_S", 0.001)
+    monkeypatch.setattr(hub_module, "SLOW_LOOKS", 1)
+    async with pair() as made:
+        remote = await made.add()
+        remote.on_tell = lambda: None  # hears it, and does not answer
+        await until(lambda: made.lost)
+        assert "said nothing" in made.lost[0][1]

@@ -1,0 +1,60 @@
+"""Front ends over the real hub, in the test's process: the same bytes on the same sockets, without the processes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from jettison.server.fronts.beside import forward_socket
+from jettison.server.fronts.desk import FrontDesk
+from jettison.server.fronts.serving import serve_front, state_of
+from jettison.server.fronts.start import divided
+from jettison.server.serving import open_socket
+
+
+class InProcessFronts:
+    """So many front ends of one server, all on one port."""
+
+    def __init__(self, state, engine, tokenizer, number, folder):
+        self.desk = FrontDesk(state, engine, lambda front, why: self.lost.append((front, why)))
+        self.desk.num_wanted = number
+        self.states = {}
+        self.channels = {}
+        self.lost = []
+        self.port = 0
+        self._tokenizer = tokenizer
+        self._path = str(folder / "http")
+        self._settings = divided(state.settings, number)
+        self._tasks = []
+
+    async def run(self, run_server, started):
+        """Serve the controller and all front ends until ``run_server`` ends; returns its code."""
+        controller = asyncio.create_task(run_server(listener=forward_socket(self._path)))
+        try:
+            for front in range(self.desk.num_wanted):
+                await self.add(front)
+            started.set_result(self.port)
+            return await controller
+        finally:
+            await self.desk.hub.close()
+            await asyncio.wait(self._tasks, timeout=5.0)
+
+    async def add(self, front):
+        """Begin one."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        listener = open_socket("127.0.0.1", self.port, is_shared=True)
+        self.port = listener.getsockname()[1]
+        await self.desk.hub.add(front, ours)
+        settings, serves = self._settings, asyncio.get_running_loop().create_future()
+
+        def state(engine):
+            made = state_of(
+                engine, self._tokenizer, settings, "", records=settings.record_request is not None,
+                traces=settings.trace_request is not None)
+            self.states[front], self.channels[front] = made, engine.channel
+            return made
+
+        self._tasks.append(asyncio.create_task(serve_front(state, self._path, theirs, listener, serves.set_result)))
+        await serves
