@@ -27,6 +27,29 @@ from fake_engine import FakeEngine
 from front_ends import InProcessFronts
 from served import Served, write_tokenizer
 
+NUM_FRONTS = int(os.environ.get("JETTISON_TEST_API_SERVERS", "0"))
+"""Front ends beside the controller in every test of HTTP here: ``JETTISON_TEST_API_SERVERS=2 pytest tests/server``."""
+
+OF_ONE_PROCESS = {
+    "test_health_tells_what_it_is_given": "health tells of front ends, too",
+    "test_tokenizer_requests_have_limits_of_their_own": "counts of the process that tokenizes",
+    "test_all_bodies_together_are_bounded": "the bound is divided, and each front end takes one body",
+    "test_metrics": "a scripted engine without delay has ended before a stop string is found elsewhere",
+    "test_tokens_are_counted_as_in_usage": "counts of the process that makes text",
+    "test_a_key_has_a_limit_of_its_own": "counts of the process that answers",
+    "test_the_sdk_retries_a_full_queue": "counts of the process that answers",
+    "test_other_errors_of_the_sdk": "no iterator of an engine runs in a front end",
+    "test_a_crash_leaks_nothing_and_fails_alone": "no iterator of an engine runs in a front end",
+    "test_who_reads_nothing_is_dropped": "a scripted engine without delay has ended before a client reads",
+}
+"""Tests that look at what only the process that they assume has, and why."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if NUM_FRONTS and (why := OF_ONE_PROCESS.get(getattr(item, "originalname", ""))) is not None:
+            item.add_marker(pytest.mark.skip(reason=why))
+
 
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory):
@@ -52,8 +75,8 @@ def tokenizer_of(tokenizer_dir, tmp_path):
 
 @pytest.fixture
 def num_fronts():
-    """Front ends beside the controller; JETTISON_TEST_API_SERVERS sets it for a whole run."""
-    return int(os.environ.get("JETTISON_TEST_API_SERVERS", "0"))
+    """Front ends beside the controller; a module may set it for its tests."""
+    return NUM_FRONTS
 
 
 @pytest.fixture

@@ -192,9 +192,7 @@ async def test_a_client_that_takes_nothing_is_dropped(serve):
         writer.close()
 
 
-async def test_a_crash_leaks_nothing_and_fails_alone(serve, caplog, num_fronts):
-    if num_fronts:
-        pytest.skip("no iterator of an engine runs in a front end")
+async def test_a_crash_leaks_nothing_and_fails_alone(serve, caplog):
     engine = FakeEngine(delay_s=0.001)
     async with serve(engine) as served:
         canary = asyncio.create_task(served.completion(max_tokens=100, stream=True))

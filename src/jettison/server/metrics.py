@@ -1,8 +1,8 @@
 """Metrics under the names that vLLM's dashboards and gateways read, and our own under ``jettison:``.
 
-One process owns all metrics; of front ends in processes of their own it has what they have told it, and adds that up
-at each scrape (``fronts.desk``). Latencies are observed as they happen; gauges and totals of the engine are read from its
-snapshot at each scrape, so that they cannot drift.
+One process owns all metrics; what front ends in processes of their own have told it is added at each scrape
+(``fronts.desk``). Latencies are observed as they happen; gauges and totals of the engine are read from its snapshot at
+each scrape, so that they cannot drift.
 """
 
 from __future__ import annotations

@@ -170,7 +170,8 @@ async def test_a_turn_of_many_streams_is_one_frame_and_one_list_of_integers(monk
         await asyncio.sleep(0)
         frames, encode = [], w.encode_frame
         channel = made.hub.fronts[0].channel
-        monkeypatch.setattr("jettison.live.frontend.channel.encode_frame", lambda turn: frames.append(turn) or encode(turn))
+        place = "jettison.live.frontend.channel.encode_frame"
+        monkeypatch.setattr(place, lambda turn: frames.append(turn) or encode(turn))
         channel.flush()
         frames.clear()
         for number in range(8):

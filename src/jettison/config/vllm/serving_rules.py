@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from jettison.config.vllm.rules import Drop, Keep, Outcome, Refuse, Rule, Set, by_word, done, harmless, mapped, refused
+from jettison.config.vllm.rules import (
+    Drop,
+    Keep,
+    Outcome,
+    Refuse,
+    Rule,
+    Set,
+    by_word,
+    done,
+    harmless,
+    mapped,
+    refused,
+    renamed,
+)
 
 NO_LORA = "adapters (LoRA) are not served; merge one into its model, and serve the merged folder"
 NO_POOLING = "embeddings and scores are not served, only models that generate text"
@@ -178,8 +191,8 @@ SERVING: tuple[Rule, ...] = (
         "--disable-fastapi-docs": "No pages of API documentation.",
         "--language-model-only": "Serve the text part only.",
     }),
-    *harmless("there is one front end, and no such part of it", {
-        "--api-server-count": "Processes of the web server.",
+    mapped("--api-server-count", "Processes of the web server.", "`--api-servers`", renamed("api_servers")),
+    *harmless("front ends have no such part", {
         "--disable-frontend-multiprocessing": "The web server in the engine's process.",
         "--enable-offline-docs": "API documentation without a network.",
         "--h11-max-incomplete-event-size": "Limit of one HTTP parser.",

@@ -53,9 +53,7 @@ MAX_PREEMPTIONS = 2_000
 RESTART_WINDOW_S = 300.0
 """Restarts are counted over this long."""
 
-DEPENDENT_ROWS = (
-    ": products by torch, so requests in one step may change each other's last bits (see docs/decisions.md)"
-)
+DEPENDENT_ROWS = ": products by torch, so requests in a step may change each other's last bits (see docs/decisions.md)"
 
 
 class Engine:
@@ -97,10 +95,8 @@ class Engine:
     # --- life -------------------------------------------------------------------------------------------------
 
     def prepare(self) -> Assembly:
-        """Read the model's configuration, and settle what all workers compute with and in. Idempotent.
-
-        Raises ModelError, ConfigError and BudgetError where no worker could start: see ``Assembly.check``.
-        """
+        """Read the model's configuration, and settle what all workers compute with and in. Idempotent. Raises
+        ModelError, ConfigError and BudgetError where no worker could start: see ``Assembly.check``."""
         if self._assembly is None:
             assembly = assemble(self._config)
             assembly.check()
@@ -262,7 +258,7 @@ class Engine:
 
     def submit_to(self, request: Request, stream: Stream, *, is_further: bool = False) -> None:
         """As ``submit``, with the events put into a stream of the caller's."""
-        if self._state != "ready" or self._driver is None:
+        if self._state != "ready":
             raise NotReadyError(f"the engine is {self._state}")
         if not is_further and request.service_class is ServiceClass.ONLINE:
             self.check_queue(request.tenant)

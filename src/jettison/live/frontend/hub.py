@@ -8,6 +8,7 @@ metrics) is kept behind ``Desk``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -234,10 +235,8 @@ class Hub:
     def _tell(self, front: Front, *, with_time: bool = True) -> None:
         engine, objectives = self._engine, self._engine.objectives()
         info: EngineInfo | None = None
-        try:
+        with contextlib.suppress(NotReadyError):
             info = engine.info
-        except NotReadyError:
-            pass
         left_s = engine.ready_in_s() if with_time or front.told is None else front.told.ready_in_s
         status = w.Status(
             self._desk.state(), left_s, info, objectives.ttft_s, objectives.tpot_s, self._desk.key_digests())

@@ -26,7 +26,6 @@ from jettison.live.wire.channel import MessageBuffer, framed
 from jettison.live.wire.codec import CodecError
 from jettison.types import Request, RequestId
 
-
 # --- refusals
 
 

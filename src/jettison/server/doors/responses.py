@@ -12,7 +12,7 @@ from starlette.routing import Route
 from jettison.server.chat import ChatEndpoint
 from jettison.server.doors.response_answer import Keep, ResponseAnswer
 from jettison.server.doors.response_input import RENAMED, chat_of, items_of
-from jettison.server.doors.response_store import MAX_RESPONSE_BYTES, ResponseStore, StoredResponse
+from jettison.server.doors.response_store import MAX_RESPONSE_BYTES, StoredResponse
 from jettison.server.doors.response_tables import RESPONSES, ResponseFields
 from jettison.server.doors.wire import raw, renamed, wrong_type
 from jettison.server.endpoint import WireAnswer

@@ -1,4 +1,4 @@
-"""A front end from its first word with the controller to its end, in a process of its own or (in tests) in another's."""
+"""A front end from its first word with the controller to its end, in a process of its own or (in tests) in another."""
 
 from __future__ import annotations
 

@@ -1,0 +1,210 @@
+"""One and two front ends before a real hub, in one process: each kind of path, and what only the controller knows.
+
+The whole suite of this folder runs so with ``JETTISON_TEST_API_SERVERS=2``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import openai
+import pytest
+from fake_engine import FakeEngine, bytes_of
+from served import eventually, sse_events
+
+from jettison.server.fronts.start import CARRIED, carried, settings_of
+from jettison.server.settings import ServerSettings
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture(params=[1, 2])
+def num_fronts(request):
+    return request.param
+
+
+async def test_streams_and_whole_answers_are_the_engines(serve):
+    async with serve(FakeEngine(bytes_of("abcdefgh"))) as served:
+        whole = await served.post("/v1/chat/completions", CHAT)
+        assert whole.json()["choices"][0]["message"]["content"] == "abcd"
+        assert whole.headers["x-request-id"]
+        stream = await served.post("/v1/chat/completions", CHAT | {"stream": True, "n": 2})
+        chunks = [json.loads(event) for event in sse_events(stream.text)[:-1]]
+        for index in range(2):
+            text = "".join(each["delta"].get("content", "") for chunk in chunks for each in chunk["choices"]
+                           if each["index"] == index)  # fmt: skip
+            assert text == "abcd"
+        logprobs = await served.completion(max_tokens=2, logprobs=2, echo=True)
+        assert len(logprobs.json()["choices"][0]["logprobs"]["tokens"]) == 4
+        message = await served.post("/v1/messages", CHAT)
+        assert message.json()["content"][0]["text"] == "abcd"
+
+
+async def test_streams_of_many_clients_do_not_mix(serve):
+    async with serve(FakeEngine(delay_s=0.001)) as served:
+        async def one(seed):
+            async with httpx.AsyncClient() as http:  # a connection of its own, so that it may go to either
+                document = {"model": "fake", "prompt": "p", "max_tokens": 20, "seed": seed}
+                answer = await http.post(f"{served.url}/v1/completions", json=document)
+            return answer.json()["choices"][0]["text"]
+
+        texts = await asyncio.gather(*map(one, range(26)))
+        assert texts == ["".join(chr(97 + (seed + at) % 26) for at in range(20)) for seed in range(26)]
+        await eventually(lambda: served.state.admission.num_active == served.state.admission.num_choices == 0)
+        assert not served.state.far_generations
+
+
+@pytest.mark.parametrize(("method", "path"), [
+    ("GET", "/health"), ("GET", "/ping"), ("GET", "/version"), ("GET", "/load"), ("GET", "/metrics"),
+    ("GET", "/v1/models"), ("GET", "/tokenizer_info"), ("GET", "/console"), ("GET", "/console/data"), ("HEAD", "/ping"),
+    ("GET", "/v1//models/"),
+])  # fmt: skip
+async def test_the_controllers_paths_work_through_each(serve, method, path):
+    async with serve(FakeEngine()) as served:
+        answer = await served.http.request(method, f"{served.url}{path}")
+        assert answer.status_code in (200, 308)
+        assert len(answer.headers.get_list("x-request-id")) == len(answer.headers.get_list("date")) == 1
+        assert bool(answer.content) == (method != "HEAD" and answer.status_code == 200)
+
+
+async def test_what_is_wrong_is_refused_as_ever(serve):
+    async with serve(FakeEngine(), api_keys=("one",)) as served:
+        assert (await served.completion()).status_code == 401
+        assert (await served.http.get(f"{served.url}/v1/models")).status_code == 401
+        good = {"authorization": "Bearer one"}
+        assert (await served.post("/v1/completions", {"prompt": "p"}, headers=good)).status_code == 200
+        assert (await served.post("/nothing", {}, headers=good)).status_code == 404
+        assert (await served.http.get(f"{served.url}/v1/completions", headers=good)).status_code == 405
+        answer = await served.post("/v1/completions", {"prompt": "p", "max_tokens": 9999}, headers=good)
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        served.state.keys.replace(("two",))  # as SIGHUP does
+        states = served.fronts.states.values()
+        await eventually(lambda: all(state.keys.digests == served.state.keys.digests for state in states))
+        assert (await served.post("/v1/completions", {"prompt": "p"}, headers=good)).status_code == 401
+
+
+async def test_limits_of_keys_and_of_the_queue_hold_over_all(serve):
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine, api_keys=("one", "two"), max_active_reqs_per_key=2) as served:
+        async def ask(key, **fields):
+            async with httpx.AsyncClient(timeout=20) as http:
+                return await http.post(f"{served.url}/v1/completions", json={"prompt": "p", "max_tokens": 1} | fields,
+                                       headers={"authorization": f"Bearer {key}"})  # fmt: skip
+
+        running = [asyncio.create_task(ask("one")) for _ in range(2)]
+        await eventually(lambda: len(engine.accepted) == 2)
+        for fields in ({}, {"stream": True}):
+            answer = await ask("one", **fields)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "key_limit_reached")
+        answer = await ask("two", n=3)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+        engine.num_waiting = engine.max_waiting = 1
+        answer = await ask("two", stream=True)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+        assert (await served.http.get(f"{served.url}/load", headers={"authorization": "Bearer two"})).json()[
+            "server_load"] == 2
+        engine.max_waiting = None
+        engine.release()
+        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200, 200]
+        await eventually(lambda: served.state.admission.num_choices == 0)
+        sheds = await counted(served)
+        assert (sheds["key_limit_reached"], sheds["queue_full"]) == (2, 1)
+
+
+async def counted(served):
+    await served.state.fronts.gather()
+    return served.state.all_metrics()._sheds
+
+
+async def test_responses_that_one_kept_another_finds(serve):
+    async with serve(FakeEngine(bytes_of("ab"))) as served:
+        async def fresh(method, path, **options):
+            async with httpx.AsyncClient(timeout=20) as http:
+                return await http.request(method, f"{served.url}{path}", **options)
+
+        asked = {"model": "fake", "input": "hi", "max_output_tokens": 16}
+        first = (await fresh("POST", "/v1/responses", json=asked)).json()
+        for _ in range(4):
+            assert (await fresh("GET", f"/v1/responses/{first['id']}")).json()["id"] == first["id"]
+            asked = {"model": "fake", "input": "x", "previous_response_id": first["id"], "max_output_tokens": 16}
+            assert (await fresh("POST", "/v1/responses", json=asked)).status_code == 200
+        assert (await fresh("DELETE", f"/v1/responses/{first['id']}")).json()["deleted"]
+        assert (await fresh("POST", "/v1/responses", json=asked)).status_code == 404
+
+
+async def test_files_and_batches_are_the_controllers(serve, batch_settings):
+    async with serve(FakeEngine(bytes_of("ab")), batches=batch_settings()) as served:
+        client = served.openai()
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/completions",
+                "body": {"model": "fake", "prompt": "p", "max_tokens": 2}}  # fmt: skip
+        content = b"\n".join(json.dumps(line | {"custom_id": f"{n}"}).encode() for n in range(3000))
+        file = await client.files.create(file=("x.jsonl", content), purpose="batch")
+        assert (await client.files.content(file.id)).content == content  # several frames of the way, up and down
+        small = await client.files.create(file=("x.jsonl", json.dumps(line).encode()), purpose="batch")
+        batch = await client.batches.create(
+            input_file_id=small.id, endpoint="/v1/completions", completion_window="24h")
+        async with asyncio.timeout(30):
+            while (batch := await client.batches.retrieve(batch.id)).status != "completed":
+                await asyncio.sleep(0.05)
+        assert (await client.files.content(batch.output_file_id)).text.count('"text":"ab"') == 1
+
+
+async def test_the_console_and_the_books_have_what_every_front_end_did(serve):
+    recorded, traced = [], []
+    engine = FakeEngine(delay_s=None)
+    settings = {"record_request": lambda *row: recorded.append(row), "trace_request": traced.append}
+    async with serve(engine, **settings) as served:
+        asks = [asyncio.create_task(served.completion(max_tokens=3, stream=True)) for _ in range(3)]
+        await eventually(lambda: len(served.state.far_generations) == 3 == len(engine.accepted))
+        lists = (await served.http.get(f"{served.url}/console/requests")).json()
+        assert lists["num_under_way"] == 3
+        engine.release()
+        await asyncio.gather(*asks)
+        await eventually(lambda: len(recorded) == len(traced) == 3)
+        lists = (await served.http.get(f"{served.url}/console/requests")).json()
+        assert (lists["num_under_way"], len(lists["recent"]), len(lists["slow"])) == (0, 3, 3)
+        answer = await served.http.get(f"{served.url}/console/request?id={lists['recent'][0]['id']}")
+        assert answer.status_code == 200
+        text = (await served.http.get(f"{served.url}/metrics")).text
+        assert 'vllm:generation_tokens_total{model_name="fake"} 9.0' in text
+
+
+async def test_who_leaves_is_cancelled_and_the_end_cuts_off_with_an_error(serve):
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine, shutdown_timeout_s=0.2) as served:
+        gone = asyncio.create_task(served.completion(stream=True))
+        await eventually(lambda: len(engine.accepted) == 1)
+        gone.cancel()
+        await eventually(lambda: engine.cancelled == [engine.accepted[0].request_id])
+        await eventually(lambda: served.state.admission.num_active == 0)
+        cut = asyncio.create_task(served.completion(stream=True))
+        await eventually(lambda: len(engine.accepted) == 2)
+        served.stop.set()
+        assert json.loads(sse_events((await cut).text)[0])["error"]["code"] == "shutting_down"
+
+
+async def test_a_lost_one_ends_its_own_connections_and_keeps_its_counts(serve, num_fronts):
+    engine = FakeEngine(delay_s=0.01)
+    async with serve(engine) as served:
+        await served.completion(max_tokens=3)
+        await counted(served)
+        streams = [asyncio.create_task(served.openai().completions.create(
+            model="fake", prompt="p", max_tokens=100, extra_body={"min_tokens": 100})) for _ in range(8)]
+        await eventually(lambda: len(engine.accepted) == 9)
+        served.fronts.channels[0].hang_up("killed")
+        results = await asyncio.gather(*streams, return_exceptions=True)
+        lost = [result for result in results if isinstance(result, BaseException)]
+        assert all(isinstance(each, openai.APIError) for each in lost)
+        assert len(engine.cancelled) == len(lost) <= 8 and (num_fronts == 2 or len(lost) == 8)
+        assert all(len(each.choices[0].text) == 100 for each in results if each not in lost)
+        assert served.state.admission.num_active == 0
+        assert served.state.all_metrics().num_generation_tokens >= 3
+        assert served.state.fronts.health() == {"front_ends": {"alive": num_fronts - 1, "total": num_fronts}}
+
+
+def test_settings_travel_as_they_are():
+    settings = ServerSettings(("a", "b"), max_stops=7, root_path="/x", default_seed=3, max_active_reqs_per_key=9)
+    again = settings_of(carried(settings))
+    assert all(getattr(again, name) == getattr(settings, name) for name in CARRIED)
