@@ -30,7 +30,7 @@ from jettison.policy.slo import UNKNOWN_OBJECTIVES
 from jettison.report.results import percentile
 from jettison.server.app import create_app, server_state
 from jettison.server.fronts.beside import front_ends
-from jettison.server.serving import run_server
+from jettison.server.serving import run_on, run_server
 from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
 from jettison.types import FinishReason, SampledToken
@@ -111,7 +111,7 @@ async def serve(folder: Path, port: int, num_fronts: int) -> None:
         await run_server(app, "127.0.0.1", port, shutdown_timeout_s=0.1)
         return
     async with front_ends(server_state(app), config, None) as listener:
-        await run_server(app, "127.0.0.1", port, shutdown_timeout_s=0.1, listener=listener)
+        await run_on(app, listener, shutdown_timeout_s=0.1)
 
 
 async def read_stream(port: int, num_tokens: int, gaps: list[float]) -> int:

@@ -16,7 +16,7 @@ import pytest
 from jettison.server.app import batch_service, create_app, server_state
 from jettison.server.batches.settings import BatchSettings
 from jettison.server.chat_renderer import TemplateSettings
-from jettison.server.serving import run_server
+from jettison.server.serving import run_on, run_server
 from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
 from waiting import PATIENCE_S
@@ -93,13 +93,14 @@ def serve(tokenizer, num_fronts, tmp_path_factory):
         async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
             served = Served(app, 0, http)
             options = {"on_drain": on_drain, "stop": served.stop}
-            run = partial(run_server, app, "127.0.0.1", 0, shutdown_timeout_s=shutdown_timeout_s, **options)
+            options["shutdown_timeout_s"] = shutdown_timeout_s
             if num_fronts:
                 folder = tmp_path_factory.mktemp("fronts")
                 served.fronts = InProcessFronts(served.state, engine, tokenizer, num_fronts, folder)
-                served.finished = asyncio.create_task(served.fronts.run(run, started))
+                served.finished = asyncio.create_task(served.fronts.run(partial(run_on, app, **options), started))
             else:
-                served.finished = asyncio.create_task(run(on_started=started.set_result))
+                served.finished = asyncio.create_task(
+                    run_server(app, "127.0.0.1", 0, on_started=started.set_result, **options))
             await asyncio.wait({started, served.finished}, return_when=asyncio.FIRST_COMPLETED)
             served.port = started.result()
             served.url = f"{'http' if settings.tls is None else 'https'}://127.0.0.1:{served.port}"

@@ -27,9 +27,9 @@ class InProcessFronts:
         self._settings = divided(state.settings, number)
         self._tasks = []
 
-    async def run(self, run_server, started):
-        """Serve the controller and all front ends until ``run_server`` ends; returns its code."""
-        controller = asyncio.create_task(run_server(listener=forward_socket(self._path)))
+    async def run(self, run_on, started):
+        """Serve the controller and all front ends until ``run_on`` ends; returns its code."""
+        controller = asyncio.create_task(run_on(listener=forward_socket(self._path)))
         try:
             for front in range(self.desk.num_wanted):
                 await self.add(front)
@@ -56,5 +56,6 @@ class InProcessFronts:
             self.states[front], self.channels[front] = made, engine.channel
             return made
 
-        self._tasks.append(asyncio.create_task(serve_front(state, self._path, theirs, listener, serves.set_result)))
+        serving = serve_front(state, self._path, theirs, listener, lambda: serves.set_result(None))
+        self._tasks.append(asyncio.create_task(serving))
         await serves

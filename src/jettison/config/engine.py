@@ -72,6 +72,9 @@ class EngineConfig:
     profile: str = config_key(
         "auto", nonempty, "What `jettison profile` wrote: a file, the one beside the model (auto), or nothing (none).",
         metavar="FILE")
+    api_servers: int = config_key(
+        0, int_from(0, 64), "Front ends in processes of their own: HTTP, tokenizing, grammars and streams beside the "
+        "engine's process (0: in it).", metavar="N")
     log_level: LogLevel = config_key("info", Choice(LogLevel), "Least severe message logged.")
     provenance: Mapping[str, Source] = field(
         default_factory=lambda: MappingProxyType({}), compare=False, repr=False)

@@ -400,9 +400,6 @@ class ServerConfig:
 
     host: str = config_key("127.0.0.1", nonempty, "Address to listen on.", metavar="ADDRESS")
     port: int = config_key(8000, int_from(0, 65535), "Port to listen on (0: any free one).", metavar="PORT")
-    api_servers: int = config_key(
-        0, int_from(0, 64), "Front ends in processes of their own: HTTP, tokenizing, streams and grammars beside the "
-        "engine's process (0: in it).", metavar="N")
     api_keys: tuple[str, ...] = config_key(
         (), nonempty_list, f"Key that clients must send; may be given more than once (also: {API_KEY_VARIABLES[0]}).",
         name="api_key", metavar="KEY")

@@ -10,8 +10,9 @@ import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 
@@ -38,7 +39,7 @@ from jettison.server.notify import notify
 from jettison.server.quiet_log import PlainFormatter, TracebackLimit
 from jettison.server.recorder import TraceRecorder
 from jettison.server.sampling_defaults import SamplingDefaults, read_sampling_defaults
-from jettison.server.serving import run_server
+from jettison.server.serving import run_on, run_server
 from jettison.server.settings import ServerSettings
 from jettison.server.structured import JsonDefaults
 from jettison.server.tls import TlsSettings
@@ -236,13 +237,12 @@ async def _run(
     """Serve until a signal or ``stop``; see ``run_server``."""
     state, server = server_state(app), config.server
     on_hangup = None if keys.path is None else lambda: keys.reload(state.keys)
-    run = partial(
-        run_server, app, server.host, server.port, shutdown_timeout_s=server.shutdown_timeout_s, on_drain=drain,
-        on_hangup=on_hangup, stop=stop)
-    if not server.api_servers:
-        return await run()
+    options: dict[str, Any] = {
+        "shutdown_timeout_s": server.shutdown_timeout_s, "on_drain": drain, "on_hangup": on_hangup, "stop": stop}
+    if not config.api_servers:
+        return await run_server(app, server.host, server.port, **options)
     async with front_ends(state, config, assembly.byte_tokens) as listener:
-        return await run(listener=listener)
+        return await run_on(app, listener, **options)
 
 
 async def _serve(config: EngineConfig) -> int:

@@ -132,34 +132,52 @@ async def run_server(
     on_started: Callable[[int], None] | None = None,
     on_hangup: Callable[[], None] | None = None,
     stop: asyncio.Event | None = None,
-    listener: socket.socket | None = None,
+) -> int:
+    """``run_on`` a socket at an address. ``on_started`` gets the port. Raises ConfigError when the address cannot be
+    bound."""
+    listener = open_socket(host, port)
+    bound_port = listener.getsockname()[1]
+
+    def started() -> None:
+        tell_address(server_state(app), host, bound_port)
+        if on_started is not None:
+            on_started(bound_port)
+
+    return await run_on(
+        app, listener, shutdown_timeout_s=shutdown_timeout_s, on_drain=on_drain, on_started=started,
+        on_hangup=on_hangup, stop=stop)
+
+
+async def run_on(
+    app: Application,
+    listener: socket.socket,
+    *,
+    shutdown_timeout_s: float,
+    on_drain: Callable[[float], Awaitable[object]] | None = None,
+    on_started: Callable[[], None] | None = None,
+    on_hangup: Callable[[], None] | None = None,
+    stop: asyncio.Event | None = None,
     takes_signals: bool = True,
 ) -> int:
     """Serve until a signal (or ``stop``); returns the exit code: 1 when a second signal forced the end, else 0.
 
-    ``on_drain`` is called once when draining begins, with the seconds it may take, and awaited for no longer.
-    ``on_started`` gets the port; ``on_hangup`` is called for every SIGHUP, which without it ends the process.
-    ``listener``: a socket that listens already, in place of one at the address; it is closed at the end.
-    ``takes_signals``: False where another process decides when this one ends. Raises ConfigError when the address
-    cannot be bound.
+    ``listener`` is closed at the end. ``on_drain`` is called once when draining begins, with the seconds it may take,
+    and awaited for no longer. ``on_hangup`` is called for every SIGHUP, which without it ends the process.
+    ``takes_signals``: False where another process decides when this one ends.
     """
-    own = open_socket(host, port) if listener is None else listener
     state = server_state(app)
     first, second = stop or asyncio.Event(), asyncio.Event()
     watch = DescriptorWatch(Seldom(logger))
     server = _Server(_uvicorn_config(app, state), watch, state.settings)
     signals = _signals(first, second, on_hangup) if takes_signals else contextlib.nullcontext()
     with signals, _accept_errors(watch):
-        serving = asyncio.create_task(server.serve(sockets=[own]))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(first.wait())
         try:
             while not server.started and not serving.done():
                 await asyncio.sleep(0.005)
-            if server.started:
-                if listener is None:
-                    tell_address(state, host, own.getsockname()[1])
-                if on_started is not None:
-                    on_started(own.getsockname()[1])
+            if server.started and on_started is not None:
+                on_started()
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
             await _drain(state, shutdown_timeout_s, on_drain, second)
             return 1 if second.is_set() else 0
@@ -168,7 +186,7 @@ async def run_server(
             server.stop(force=second.is_set())
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
-            own.close()
+            listener.close()
 
 
 def tell_address(state: ServerState, host: str, port: int) -> None:

@@ -34,14 +34,14 @@ async def front_ends(state: ServerState, config: EngineConfig, byte_tokens: int 
     served. Raises ConfigError where the address cannot be bound."""
     server, settings = config.server, state.settings
     engine = cast(StreamEngine, state.engine)
-    fronts = FrontEnds(server.api_servers, lambda on_lost: FrontDesk(state, engine, on_lost))
+    fronts = FrontEnds(config.api_servers, lambda on_lost: FrontDesk(state, engine, on_lost))
     port = fronts.listen(server.host, server.port)
     with RunFolder() as folder:
         path = f"{folder.path}/http"
 
         def start_of(front: FrontId, life: int) -> FrontStart:
             return FrontStart(
-                settings=carried(divided(settings, server.api_servers)), tls=TlsSettings(**asdict(config.tls)),
+                settings=carried(divided(settings, config.api_servers)), tls=TlsSettings(**asdict(config.tls)),
                 model_dir=str(config.model.model), byte_tokens=byte_tokens, forward_path=path,
                 series=f"{front}.{life}", has_journal=state.journal is not None,
                 reads_traces=settings.trace_request is not None, records=settings.record_request is not None,

@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from jettison.errors import OverCapacityError
+from jettison.errors import JettisonError, OverCapacityError
 from jettison.live.frontend import wire as w
 from jettison.live.frontend.remote_engine import RemoteEngine
 from jettison.policy.refusal import why_never_in_share
@@ -194,8 +194,8 @@ class FarResponses:
         return await self._engine.ask(t.RESPONSE, (tenant, response_id), StoredResponse)
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """Never here: its path is answered by the controller."""
-        raise NotImplementedError("responses are deleted by the controller")
+        """See ``ResponseKeeper``. Raises JettisonError: its path is answered by the controller."""
+        raise JettisonError("a front end deletes no responses")
 
 
 class FrontState(ServerState):

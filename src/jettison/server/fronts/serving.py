@@ -12,7 +12,7 @@ from jettison.live.frontend.wire import Status
 from jettison.server.fronts import topics as t
 from jettison.server.fronts.forward import Forward
 from jettison.server.fronts.front import FrontState, create_front
-from jettison.server.serving import ABORT_GRACE_S, run_server
+from jettison.server.serving import ABORT_GRACE_S, run_on
 from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ def front_settings(engine: RemoteEngine, settings: ServerSettings, *, records: b
 
 async def serve_front(
     make_state: Callable[[RemoteEngine], FrontState], forward_path: str, channel: socket.socket,
-    listener: socket.socket, on_started: Callable[[int], None] | None = None,
+    listener: socket.socket, on_started: Callable[[], None] | None = None,
 ) -> None:
     """Serve until the controller tells to end, or is gone. Nothing is served before it has told its keys."""
     engine, stop, told = RemoteEngine(), asyncio.Event(), asyncio.Event()
@@ -53,9 +53,9 @@ async def serve_front(
         wait.cancel()
     try:
         if told.is_set():
-            await run_server(
-                create_front(state, Forward(forward_path)), "", 0, shutdown_timeout_s=ABORT_GRACE_S,
-                on_started=on_started, stop=stop, listener=listener, takes_signals=False)
+            await run_on(
+                create_front(state, Forward(forward_path)), listener, shutdown_timeout_s=ABORT_GRACE_S,
+                on_started=on_started, stop=stop, takes_signals=False)
     finally:
         listener.close()
         engine.channel.close()
