@@ -32,8 +32,9 @@ SOURCES = Path(jettison.__file__).resolve().parent.parent
 COMMON_FLAGS: dict[str, object] = {
     "instances": 2, "dtype": "float32", "num_threads": 1, "page_size": "4KiB", "block_size": BLOCK_SIZE,
     "max_num_batched_tokens": 256, "exchange_piece_bytes": "64KiB", "overload_min_wait_ms": 20,
-    "overload_trigger": "pressure",
+    "overload_trigger": "pressure", "api_servers": int(os.environ.get("JETTISON_TEST_API_SERVERS", "0")),
 }  # fmt: skip
+"""JETTISON_TEST_API_SERVERS puts so many front ends before each server of these tests."""
 
 
 def child_environment(**variables: str) -> dict[str, str]:

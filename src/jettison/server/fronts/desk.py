@@ -141,8 +141,11 @@ class FrontDesk:
 
     def claim(self, front: FrontId, number: int, num_choices: int, param: str) -> None:
         """See ``Desk``."""
+        place = self._places.get((front, number))
+        if place is None:
+            raise JettisonError("a request that is not here claims places")
         try:
-            self._places[front, number].arrival.claim(num_choices, param)
+            place.arrival.claim(num_choices, param)
         except ApiError as error:
             raise RequestError(error.message, error.param, error.code) from None
 
