@@ -63,7 +63,8 @@ def test_the_data_reads_back():
 
 def test_what_is_mapped_goes_to_keys_that_there_are():
     values = {"--watermark": "0.1", "--device-ids": "0", "--data-parallel-size": "2", "--swap-space": "4",
-              "--kv-offloading-size": "2.5", "--gpu-memory-utilization": "0.5", "--log-level": "WARNING"}  # fmt: skip
+              "--kv-offloading-size": "2.5", "--gpu-memory-utilization": "0.5", "--log-level": "WARNING",
+              "--api-server-count": "2"}  # fmt: skip
     for name, rule in RULES.items():
         if rule.verdict == "mapped":
             fact = known_flags()[name]
