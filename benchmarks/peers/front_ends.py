@@ -49,6 +49,8 @@ class PretendingEngine:
 
     def ready_in_s(self) -> None: ...
 
+    def timings(self, request_id: str) -> None: ...
+
     def objectives(self):
         return UNKNOWN_OBJECTIVES
 

@@ -16,7 +16,7 @@ import msgspec
 
 from jettison.core.ports import StoredWork
 from jettison.errors import JettisonError, NotReadyError, RequestError
-from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, PendingEvents, TokenEvent
+from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, PendingEvents, RequestTimings, TokenEvent
 from jettison.live.frontend import wire as w
 from jettison.live.frontend.channel import Message, TurnChannel
 from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
@@ -185,6 +185,10 @@ class RemoteEngine:
         """See ``EngineClient``."""
         if request_id in self._numbers:
             self.channel.say(w.FinishEarly(request_id))
+
+    def timings(self, request_id: RequestId) -> RequestTimings | None:
+        """None: the controller has them, and tells them with the last event."""
+        return None
 
     def note_stored(self, works: Sequence[StoredWork]) -> None:
         """Raises JettisonError: files and batches are the controller's."""

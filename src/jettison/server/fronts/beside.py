@@ -42,7 +42,7 @@ async def front_ends(state: ServerState, config: EngineConfig, byte_tokens: int 
         def start_of(front: FrontId, life: int) -> FrontStart:
             return FrontStart(
                 settings=carried(divided(settings, config.api_servers)), tls=TlsSettings(**asdict(config.tls)),
-                model_dir=str(config.model.model), byte_tokens=byte_tokens, forward_path=path,
+                tokenizer_dir=str(config.model.tokenizer_dir), byte_tokens=byte_tokens, forward_path=path,
                 series=f"{front}.{life}", has_journal=state.journal is not None,
                 reads_traces=settings.trace_request is not None, records=settings.record_request is not None,
                 log_level=str(config.log_level))

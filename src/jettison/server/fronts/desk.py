@@ -45,8 +45,9 @@ class _Place(NamedTuple):
 class FarGeneration:
     """A request under way in a front end, as the console and the controller's end see it (``Generation``)."""
 
-    def __init__(self, hub: Hub, front: FrontId, began: t.Began) -> None:
+    def __init__(self, hub: Hub, engine: StreamEngine, front: FrontId, began: t.Began) -> None:
         self._hub = hub
+        self._engine = engine
         self._front = front
         self._began = began
 
@@ -70,15 +71,19 @@ class FarGeneration:
         rows = self._began.rows
         return name in rows[0].names or any(name == row.request_id for row in rows)
 
-    def rows(self, most: int) -> list[Row]:
+    def rows(self, first: int, most: int) -> list[Row]:
         """See ``Generation``."""
-        return [self._now(row) for row in self._began.rows[:most]]
+        return [self._now(row) for row in self._began.rows[first : first + most]]
 
     def _now(self, row: Row) -> Row:
         stream = self._hub.stream(row.request_id)
         if stream is None:
             return row
-        return replace(row, first_ns=stream.first_ns, num_output=stream.num_output, num_cached=stream.num_cached)
+        told = self._engine.timings(row.request_id)
+        return replace(
+            row, first_ns=stream.first_ns, num_output=stream.num_output, num_cached=stream.num_cached,
+            scheduled_ns=None if told is None else told.first_scheduled_ns,
+            num_preemptions=0 if told is None else told.num_preemptions, is_timed=told is not None)
 
     def abort(self, error: ApiError) -> None:
         """Stop now; its front end tells its client of the server's end, as ``error`` does."""
@@ -90,6 +95,7 @@ class FrontDesk:
 
     def __init__(self, state: ServerState, engine: StreamEngine, on_lost: Callable[[FrontId, str], None]) -> None:
         self._state = state
+        self._engine = engine
         self._places: dict[tuple[FrontId, int], _Place] = {}
         self._under_way: dict[tuple[FrontId, RequestId], FarGeneration] = {}
         self._counts: dict[FrontId, Observed] = {}
@@ -176,7 +182,8 @@ class FrontDesk:
                 self._counts[front] = _read(body, Observed)
             case t.BEGAN:
                 began = _read(body, t.Began)
-                generation = self._under_way[front, began.request_id] = FarGeneration(self.hub, front, began)
+                generation = FarGeneration(self.hub, self._engine, front, began)
+                self._under_way[front, began.request_id] = generation
                 state.far_generations.add(generation)
             case t.GONE:
                 self._over(front, _read(body, str))

@@ -19,7 +19,7 @@ from jettison.live.frontend.remote_engine import RemoteEngine
 from jettison.policy.refusal import why_never_in_share
 from jettison.server.chat import ChatEndpoint
 from jettison.server.completions import CompletionEndpoint
-from jettison.server.console.journal import MOST_CHOICES, Journal, Row, Rows
+from jettison.server.console.journal import Journal, Row, Rows
 from jettison.server.doors.messages import MessagesEndpoint
 from jettison.server.doors.response_store import StoredResponse
 from jettison.server.doors.responses import ResponsesEndpoint
@@ -157,7 +157,7 @@ class UnderWay(set[Generation]):
         super().add(generation)
         request_id = generation.jobs[0].request.request_id
         self._by_id[request_id] = generation
-        rows = [as_text(row) for row in generation.rows(MOST_CHOICES)]
+        rows = [as_text(row) for row in generation.rows(0, len(generation.jobs))]
         self._engine.note(t.BEGAN, t.Began(request_id, rows))
 
     def discard(self, generation: Generation) -> None:

@@ -42,7 +42,7 @@ def main() -> None:
         settings_of(start.settings), tls=start.tls.context(), console=ConsoleSettings(start.has_journal))
     logging.disable(logging.INFO)  # the controller has told what it found in the same files
     tokenizer = Tokenizer.from_dir(
-        Path(start.model_dir), max_template_chars=settings.max_template_chars, templates=settings.templates,
+        Path(start.tokenizer_dir), max_template_chars=settings.max_template_chars, templates=settings.templates,
         byte_tokens=start.byte_tokens)
 
     def state(engine: RemoteEngine) -> FrontState:

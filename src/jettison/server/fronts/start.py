@@ -31,7 +31,7 @@ class FrontStart(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: msgspec.Raw
     tls: TlsSettings
-    model_dir: str
+    tokenizer_dir: str
     byte_tokens: int | None
     forward_path: str
     """The socket of the controller's own application."""

@@ -29,7 +29,7 @@ class Began(NamedTuple):
     request_id: RequestId
     """The engine's, of its first choice."""
     rows: list[Row]
-    """Of its first choices."""
+    """Of its choices."""
 
 
 class Recorded(NamedTuple):
