@@ -10,6 +10,7 @@ Both ends run on one machine: times are nanoseconds of its monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -227,8 +228,7 @@ class Frames:
 
     def __init__(self, *, is_from_front: bool) -> None:
         self._buffer = MessageBuffer()
-        self._decoder: msgspec.msgpack.Decoder[list[FromFront] | list[FromController]] = (  # type: ignore[assignment]
-            _from_front if is_from_front else _from_controller)
+        self._decoder: msgspec.msgpack.Decoder[Any] = _from_front if is_from_front else _from_controller
 
     def feed(self, data: bytes) -> Iterator[FromFront | FromController]:
         """Messages that are whole now. Raises CodecError for anything else."""

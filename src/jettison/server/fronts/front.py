@@ -160,9 +160,10 @@ class UnderWay(set[Generation]):
         rows = [as_text(row) for row in generation.rows(0, len(generation.jobs))]
         self._engine.note(t.BEGAN, t.Began(request_id, rows))
 
-    def discard(self, generation: Generation) -> None:
+    def discard(self, generation: object) -> None:
         """See ``ServerState.generations``."""
         super().discard(generation)
+        assert isinstance(generation, Generation)
         request_id = generation.jobs[0].request.request_id
         self._by_id.pop(request_id, None)
         self._engine.note(t.GONE, request_id)

@@ -48,7 +48,7 @@ class FrontEnds:
         self._address = ("", 0)
         self._processes: dict[FrontId, asyncio.subprocess.Process] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_closing = False
+        self._closing = asyncio.Event()
 
     def listen(self, host: str, port: int) -> int:
         """Bind; returns the port. Raises ConfigError, also where another server of such sockets has the address."""
@@ -77,14 +77,14 @@ class FrontEnds:
     async def _keep(self, front: FrontId, start_of: Callable[[FrontId, int], FrontStart]) -> None:
         """Have a front end run."""
         delay_s, life = FIRST_DELAY_S, 0
-        while not self._is_closing:
+        while not self._closing.is_set():
             began_s = time.monotonic()
             try:
                 code = await self._live(front, start_of(front, life))
             except (OSError, ConfigError) as error:
                 logger.error("front end %d does not start: %s", front, error)
             else:
-                if self._is_closing:
+                if self._closing.is_set():
                     return
                 logger.error("front end %d has ended (%s): its requests are cancelled", front, code)
             life += 1
@@ -114,7 +114,7 @@ class FrontEnds:
             return await process.wait()
         finally:
             del self._processes[front]
-            if self._processes and not self._is_closing:
+            if self._processes and not self._closing.is_set():
                 self._listeners.pop(front).close()
             if process.returncode is None:
                 process.kill()
@@ -123,7 +123,7 @@ class FrontEnds:
     def _on_lost(self, front: FrontId, why: str) -> None:
         """Its channel is closed: a process that has not ended is of no use."""
         process = self._processes.get(front)
-        if process is None or self._is_closing or process.returncode is not None:
+        if process is None or self._closing.is_set() or process.returncode is not None:
             return
         logger.error("front end %d is lost: %s", front, why)
         with suppress(ProcessLookupError):
@@ -131,7 +131,7 @@ class FrontEnds:
 
     async def close(self) -> None:
         """End all. Idempotent."""
-        self._is_closing = True
+        self._closing.set()
         await self.desk.hub.close()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=END_S)
