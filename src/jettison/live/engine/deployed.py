@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 LEFT_OUT = frozenset({
     "model", "revision", "download_dir", "tokenizer", "tokenizer_revision", "served_model_name",
     "generation_config", "override_generation_config", "instances", "memory", "profile", "num_threads",
-    "log_level", "device", "cards", "gpu_memory_utilization", "page_size",
+    "api_servers", "log_level", "device", "cards", "gpu_memory_utilization", "page_size",
 })
 """Keys that a deployment says in another way, or that do not decide what it does; the server's and those of hosts
 are left out as well."""
