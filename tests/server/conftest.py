@@ -37,9 +37,12 @@ OF_ONE_PROCESS = {
     "test_metrics": "a scripted engine without delay has ended before a stop string is found elsewhere",
     "test_tokens_are_counted_as_in_usage": "counts of the process that makes text",
     "test_a_key_has_a_limit_of_its_own": "counts of the process that answers",
+    "test_the_sdk_s_own_patience_is_enough": "counts of the process that answers",
     "test_the_sdk_retries_a_full_queue": "counts of the process that answers",
     "test_other_errors_of_the_sdk": "no iterator of an engine runs in a front end",
     "test_a_crash_leaks_nothing_and_fails_alone": "no iterator of an engine runs in a front end",
+    "test_a_client_that_reads_nothing_is_cut_off": "a scripted engine without delay has ended before a client reads",
+    "test_few_requests_wait_however_many_come": "counts of the process that holds the connection",
     "test_who_reads_nothing_is_dropped": "a scripted engine without delay has ended before a client reads",
 }
 """Tests that look at what only the process that they assume has, and why."""

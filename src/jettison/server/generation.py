@@ -296,6 +296,11 @@ class Generation:
         """When it came."""
         return self.jobs[0].request.arrival_ns
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether its first choice has a token."""
+        return self.jobs[0].first_ns is not None
+
     def is_named(self, name: str) -> bool:
         """Whether this is an id of it: the answer's, the HTTP request's, or the engine's of one of its choices."""
         return name in self.names or any(name == job.request.request_id for job in self.jobs)

@@ -94,7 +94,7 @@ class ConsoleRoutes:
         kept = self._journal.kept(tenant)
         under_way = self._under_way(tenant)
         # A list of their own: those that came first run, and would fill the other one.
-        waiting = list(islice((each for each in under_way if each.jobs[0].first_ns is None), MOST_LISTED))
+        waiting = list(islice((each for each in under_way if not each.has_begun), MOST_LISTED))
         found: dict[str, Sequence[Row]] = {
             "under_way": [each.rows(0, 1)[0] for each in under_way[:MOST_LISTED]],
             "waiting": [each.rows(0, 1)[0] for each in waiting],

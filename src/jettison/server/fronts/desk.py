@@ -66,6 +66,12 @@ class FarGeneration:
         """When it came."""
         return self._began.rows[0].arrival_ns
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether its first choice has a token; one that is over has."""
+        stream = self._hub.stream(self._began.request_id)
+        return stream is None or stream.has_begun
+
     def is_named(self, name: str) -> bool:
         """See ``Generation``."""
         rows = self._began.rows
