@@ -38,6 +38,7 @@ OF_ONE_PROCESS = {
     "test_tokens_are_counted_as_in_usage": "counts of the process that makes text",
     "test_a_key_has_a_limit_of_its_own": "counts of the process that answers",
     "test_the_sdk_s_own_patience_is_enough": "counts of the process that answers",
+    "test_the_log_of_a_server_that_listens_does_not_call_it_ready": "told where the processes are started",
     "test_the_sdk_retries_a_full_queue": "counts of the process that answers",
     "test_other_errors_of_the_sdk": "no iterator of an engine runs in a front end",
     "test_a_crash_leaks_nothing_and_fails_alone": "no iterator of an engine runs in a front end",
