@@ -39,6 +39,7 @@ OF_ONE_PROCESS = {
     "test_a_key_has_a_limit_of_its_own": "counts of the process that answers",
     "test_the_sdk_s_own_patience_is_enough": "counts of the process that answers",
     "test_the_log_of_a_server_that_listens_does_not_call_it_ready": "told where the processes are started",
+    "test_a_key_is_told_apart_over_http": "each front end bounds the tokenizer requests that it has",
     "test_the_sdk_retries_a_full_queue": "counts of the process that answers",
     "test_other_errors_of_the_sdk": "no iterator of an engine runs in a front end",
     "test_a_crash_leaks_nothing_and_fails_alone": "no iterator of an engine runs in a front end",
