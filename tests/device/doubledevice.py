@@ -239,7 +239,7 @@ class DoubleRunner(Runner):
 class DoubleStep:
     """Runs on the caller's thread at its last poll, or where its result is asked for."""
 
-    may_be_followed = False
+    may_be_followed = has_prepared = False
 
     def __init__(self, run) -> None:
         self._run = run

@@ -93,7 +93,7 @@ def test_in_bfloat16_logits_have_the_same_bits_in_any_batch_chunk_stage_and_numb
 @needs_native
 def test_only_attention_in_parts_may_differ_and_is_counted_apart(model_dir: Path) -> None:
     """Requests that ran live are told from those whose KV was sent, in one exchange that had both ways."""
-    setting = Setting(model_dir, "bfloat16", 96, seed=1, kernels="native")
+    setting = Setting(model_dir, "bfloat16", 96, seed=4, kernels="native")  # its lengths make auto choose all ways
     reference = SoloReference(model_dir, "bfloat16", kernels="native")
     outcome = verify.SCENARIOS["drop + exchange (auto)"](setting)
     assert 0 < sum(request.was_live for request in outcome.requests) < len(outcome.requests)
