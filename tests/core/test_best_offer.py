@@ -178,7 +178,7 @@ def test_a_second_sleeper_does_not_delay_the_first(monkeypatch: pytest.MonkeyPat
 
 def test_a_wake_under_way_is_known_to_the_next_forecast() -> None:
     cluster = FakeCluster(
-        num_workers=3, full_blocks=24, shard_bytes=256, awake=AwakeParams(), auto_restore=False,
+        num_workers=3, full_blocks=24, shard_bytes=1024, awake=AwakeParams(), auto_restore=False,
         trigger=Trigger.FORECAST,
     )
     sleep(cluster, 2)
@@ -192,6 +192,7 @@ def test_a_wake_under_way_is_known_to_the_next_forecast() -> None:
     assert before is not None and after is not None
     assert after.staying.cost_request_s < before.staying.cost_request_s
     pair = list(means.state.groups)[:2]
+    assert before.merging([pair]).worth.saved_request_s > 0.0
     assert after.merging([pair]).worth < before.merging([pair]).worth
 
 
