@@ -69,11 +69,14 @@ def arriving(per_tick: list[int]) -> tuple[float, float, float, float]:
 def test_what_comes_usually_does_not_count_a_burst_and_a_burst_lasts_as_long_as_it_has() -> None:
     assert arriving([1]) == (0.0, 0.0, 0.0, 0.0)
     assert arriving([0] * 100) == (0.0, 0.0, 0.0, 0.0)
-    assert arriving([1] * 120) == pytest.approx((10.0, 10.0, 10.0, 10.0))
+    assert arriving([1] * 120) == pytest.approx((10.0, 10.0, 12.0, 10.0)), "as long as it is seen"
+    assert arriving([1] * 500) == pytest.approx((10.0, 10.0, 40.0, 10.0)), "no longer than is remembered"
     lately, usually, lasted_s, prompt = arriving([1] * 100 + [7] * 20)
     assert (lately, usually) == pytest.approx((70.0, 10.0)) and lasted_s == 2.0 and prompt == 10.0
     lately, usually, lasted_s, _ = arriving([1] * 80 + [7] * 20 + [1] * 20)
     assert (lately, usually) == pytest.approx((10.0, 10.0))
+    lately, usually, *_ = arriving([1] * 300 + [7] * 50 + [1] * 10)
+    assert (lately, usually) == pytest.approx((10.0, 10.0)), "half of the last ten seconds were a burst"
 
 
 def freeing(blocks_per_tick: list[int], used: int, mean_stay_s: float, num_running: int = 100) -> float | None:
