@@ -59,6 +59,8 @@ class FarKeeper:
         self._keeper: Keeper | None = None
         self._children: dict[int, Child] = {}
         """Those that have not ended, by order."""
+        self._beating: set[int] = set()
+        """Those whose worker is loaded, as the controller has said: only then silence counts."""
 
     async def serve(self, papers: Papers) -> str:
         """Until the lease or the connection is over; returns why. No worker is left. Raises OSError, LinkDownError,
@@ -118,13 +120,14 @@ class FarKeeper:
         while not tenant.is_over(now_s := boot_clock_s()):
             away_s = now_s - looked_s - pause_s
             looked_s = now_s
-            hearts = [
-                h.HeartAges(order, *ages_s) for order, child in self._children.items()
-                if (ages_s := child.heart_ages_s(_steady_s(), away_s if away_s > pause_s else 0.0)) is not None
-            ]
-            self._tell(h.Beat(tenant.beat(now_s), hearts))
+            self._tell(h.Beat(tenant.beat(now_s), self._hearts(away_s if away_s > pause_s else 0.0)))
             await asyncio.sleep(min(pause_s, max(0.0, tenant.ends_s - boot_clock_s())))
         return f"no word of the controller for {self._times.fence_s:g} s"
+
+    def _hearts(self, away_s: float) -> list[h.HeartAges]:
+        """The loading time of a worker is no silence: it is left out until ``BeginBeats`` has been carried out."""
+        found = {order: self._children[order].heart_ages_s(_steady_s(), away_s) for order in sorted(self._beating)}
+        return [h.HeartAges(order, *ages_s) for order, ages_s in found.items() if ages_s is not None]
 
     # --- orders
 
@@ -156,6 +159,7 @@ class FarKeeper:
                 named.abandon(command.step_id)
             else:
                 named.begin_beats(_steady_s())
+                self._beating.add(command.order)
 
     def _spawn(self, order: int, command: h.Spawn, keeper: Keeper, tenant: Tenant) -> None:
         spec = command.start.spec
@@ -180,6 +184,7 @@ class FarKeeper:
 
     def _on_end(self, order: int, ended: asyncio.Future[int]) -> None:
         self._children.pop(order, None)
+        self._beating.discard(order)
         self._tell(h.Ended(order, ended.result()))
 
 

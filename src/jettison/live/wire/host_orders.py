@@ -133,7 +133,7 @@ class HeartAges(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", forbid_unknown_fields=True):
-    """The keeper lives."""
+    """The keeper lives. ``hearts``: of the workers for which it has carried out ``BeginBeats``."""
 
     number: int
     hearts: list[HeartAges]
