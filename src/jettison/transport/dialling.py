@@ -24,7 +24,7 @@ from jettison.transport.handshake import Handshake, HandshakeError, Identity, Pu
 from jettison.transport.link import Fill, Frame, FrameKind, Link
 from jettison.transport.pacing import Alarm
 from jettison.transport.shm import ShmLink
-from jettison.transport.sockets import check_same_user, parse_address
+from jettison.transport.sockets import check_same_user, parse_address, tend
 from jettison.transport.tcp import Connection, TcpLink
 from jettison.transport.tls import Credentials, Wire, check_name
 
@@ -59,6 +59,7 @@ class Dialling:
             family, kind, proto, _, _ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             sock = socket.socket(family, kind, proto)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, _NUM_SYN_RETRIES)
+            tend(sock)
         sock.setblocking(False)
         self._plain = sock
         self.sock: Wire = sock

@@ -20,6 +20,11 @@ from jettison.transport.tls import TlsContexts, Wire, check_name
 
 _MAX_PENDING = 256
 """Connections that wait to be proven: two of every peer, and strangers."""
+_IDLE_S = 60
+"""Of a quiet connection, until the kernel asks whether the other end is there, and between two such questions."""
+_GONE_S = 330
+"""Leases tell of a lost host long before; this ends what nothing tells of. Linux counts a full window as well, which a
+worker may leave unread for as long as a unit of its work may take (``crew.PATIENCE``: 300 s)."""
 _UCRED = struct.Struct("iII")
 
 
@@ -52,6 +57,18 @@ def listening_socket(address: str, *, seqpacket: bool = False) -> socket.socket:
     sock.listen(_MAX_PENDING)
     sock.setblocking(False)
     return sock
+
+
+def tend(sock: socket.socket | Wire) -> None:
+    """What a connection over a network is to be like at either end: small messages go at once, and one whose other end
+    has gone without a word ends. A Unix socket is left alone. Raises OSError."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _GONE_S)
 
 
 def connect(
@@ -193,7 +210,8 @@ class Acceptor:
             try:
                 if sock.family == socket.AF_UNIX:
                     check_same_user(sock)
-            except LinkDownError:
+                tend(sock)
+            except (LinkDownError, OSError):
                 sock.close()
                 continue
             if len(self._pending) == _MAX_PENDING:

@@ -30,6 +30,7 @@ class Controller:
         )
 
     async def connect(self, worker_id, secret=SECRET):
+        self.server.expect(worker_id, 0)
         return await asyncio.to_thread(WorkerChannel.connect, self.address, Credentials(secret, Identity(worker_id, 0)))
 
     async def until(self, count):

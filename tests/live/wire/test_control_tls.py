@@ -32,7 +32,7 @@ def contexts(worker=1, life=0, authority=OURS):
 
 
 class Controller:
-    """Life 0 of every worker is wanted; one with the right token gets a certificate."""
+    """Life 0 of worker 1 is wanted; one with the right token gets a certificate."""
 
     def __init__(self):
         self.heard = []
@@ -50,6 +50,7 @@ class Controller:
 
     async def start(self, identity=CONTROLLER, authority=OURS):
         self.address = await self.server.start("tcp:127.0.0.1:0", control_context(authority.papers_for(identity)))
+        self.server.expect(1, 0)
 
     async def connect(self, tls, me=WORKER, purpose=Purpose.CONTROL, secret=SECRET):
         return await asyncio.to_thread(WorkerChannel.connect, self.address, Credentials(secret, me, tls), purpose)
@@ -131,7 +132,7 @@ async def test_a_worker_with_a_wrong_certificate_commands_nothing(controller, tl
 
 
 async def test_an_older_life_is_refused_with_its_own_certificate(controller):
-    controller.server.lives[1] = 1
+    controller.server.expect(1, 1)
     await refused(await controller.connect(contexts(1, 0)))
     (await controller.connect(contexts(1, 1), Identity(1, 1))).close()
 
@@ -224,6 +225,7 @@ async def test_a_capture_shows_nothing_and_opens_nothing(controller):
         controller.address = there
         said = bytes(tap.said[0])
     assert all(kept and WORDS not in kept and SECRET not in kept for kept in tap.said)
+    controller.server.expect(1, 0)
     for step in (len(said), 100):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(there.rpartition(":")[2]))
         for at in range(0, len(said), step):
@@ -286,5 +288,6 @@ async def test_a_hello_that_was_heard_inside_opens_nothing_even_with_the_certifi
     recorded.close()
     await controller.until(1)
     assert controller.heard == [(1,)]
+    controller.server.expect(1, 0)
     assert await asyncio.to_thread(repeat, recorded.said) == 1, "its hello is answered, its proof is not taken"
     assert controller.heard == [(1,)] and not controller.server.is_connected(1)

@@ -250,7 +250,7 @@ class Crew:
 
     def _spawn(self, worker: WorkerId, number: int) -> _Life:
         assert self._control_address is not None, "not started"
-        self._server.lives[worker] = number
+        self._server.expect(worker, number)
         token = None if self._authority is None else secrets.token_bytes(32)
         start = WorkerStart(
             spec=msgspec.structs.replace(self._specs[worker], starts_empty=number > 0),

@@ -18,6 +18,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -26,9 +27,9 @@ from jettison.errors import LinkDownError
 from jettison.live.wire import host_orders as h
 from jettison.live.wire.channel import MessageBuffer, framed
 from jettison.live.wire.codec import CodecError
+from jettison.live.wire.gate import Gate, Settled
 from jettison.live.wire.lease import Grantor, LeaseTimes, boot_clock_s
 from jettison.transport.handshake import CONTROLLER, HANDSHAKE_TIMEOUT_S, Handshake, HandshakeError, Identity, Purpose
-from jettison.transport.sockets import parse_address
 from jettison.transport.tls import Papers, control_context, name_of, name_shown
 
 log = logging.getLogger(__name__)
@@ -45,24 +46,23 @@ class HostServer:
     def __init__(self, times: LeaseTimes, on_word: OnWord) -> None:
         self.times = times
         self._on_word = on_word
-        self._server: asyncio.AbstractServer | None = None
+        self._gate: Gate | None = None
         self._watch: asyncio.Task[None] | None = None
         self.expected: dict[str, tuple[Identity, bytes]] = {}
         """Keepers that may come, with their tokens, by the name in the certificate."""
         self._connections: dict[Identity, _Connection] = {}
 
-    async def start(self, address: str, tls: ssl.SSLContext) -> str:
-        """Listen at ``tcp:<interface>:<port>``; returns the address with the port that it has got. Raises OSError."""
-        _, host, port = parse_address(address)
-        self._server = server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self), host, port, ssl=tls, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
-        )
+    def start(self, address: str, tls: ssl.SSLContext) -> str:
+        """See ``Gate.open``."""
+        self._gate = Gate(partial(_Connection, self), tls, lambda: len(self.expected))
         self._watch = asyncio.create_task(self._watch_leases())
-        return f"tcp:{host}:{server.sockets[0].getsockname()[1]}"
+        return self._gate.open(address)
 
     def expect(self, post: h.KeeperPost) -> None:
         """Let this life of a keeper in, once."""
         self.expected[name_of(post.identity)] = (post.identity, bytes.fromhex(post.token_hex))
+        if self._gate is not None:
+            self._gate.look()
 
     def send(self, keeper: Identity, command: h.HostCommand) -> None:
         """Never blocks. To a keeper that is gone it is dropped: ``Lost`` tells."""
@@ -80,8 +80,8 @@ class HostServer:
         """Hang up on all."""
         if self._watch is not None:
             self._watch.cancel()
-        if self._server is not None:
-            self._server.close()
+        if self._gate is not None:
+            self._gate.close()
         for connection in list(self._connections.values()):
             connection.end("the controller ends")
 
@@ -119,12 +119,14 @@ class HostServer:
 class _Connection(asyncio.Protocol):
     """One keeper: TLS and its certificate first, then the proof, then ``Joined``, then all else."""
 
-    def __init__(self, server: HostServer) -> None:
+    def __init__(self, server: HostServer, settled: Settled) -> None:
+        """``settled``: see ``Gate``."""
         self.keeper = CONTROLLER
         self.host = ""
         self.lease: Grantor | None = None
         """Once it has said where it is."""
         self._server = server
+        self._settled = settled
         self._handshake: Handshake | None = None
         self._unproven = b""
         self._messages = MessageBuffer()
@@ -158,6 +160,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
+        self._settled()
         self.end("its keeper has ended" if exc is None else f"its keeper: {exc}")
 
     def send(self, message: bytes) -> None:
@@ -198,6 +201,7 @@ class _Connection(asyncio.Protocol):
         if handshake.peer != self.keeper:
             raise HandshakeError(f"a certificate of {self.keeper} where {handshake.peer} has proven itself")
         self._deadline.cancel()
+        self._settled()
         self._handshake = None
         self._server.joined(self)
         return self._unproven
@@ -218,7 +222,7 @@ async def _serve(sock: socket.socket) -> None:
     server = HostServer(LeaseTimes.of(opening.lease_s), pass_on)
     try:
         papers = Papers(opening.key_pem.encode(), opening.certificate_pem.encode(), opening.authority_pem.encode())
-        address = await server.start(opening.address, control_context(papers, is_open=False))
+        address = server.start(opening.address, control_context(papers, is_open=False))
     except (OSError, ValueError) as error:
         tell(h.DoorOpened("", str(error)))
         await writer.drain()

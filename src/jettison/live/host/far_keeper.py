@@ -33,7 +33,7 @@ from jettison.live.wire.codec import CodecError
 from jettison.live.wire.lease import LeaseTimes, Tenant, boot_clock_s
 from jettison.transport.authority import Applicant
 from jettison.transport.handshake import CONTROLLER, HANDSHAKE_TIMEOUT_S, Handshake, HandshakeError, Purpose
-from jettison.transport.sockets import parse_address
+from jettison.transport.sockets import parse_address, tend
 from jettison.transport.tls import Papers, check_shown, dialling_context, name_shown
 
 log = logging.getLogger(__name__)
@@ -92,6 +92,7 @@ class FarKeeper:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port, ssl=tls)
             try:
+                tend(writer.get_extra_info("socket"))
                 check_shown(name_shown(writer.get_extra_info("ssl_object")), CONTROLLER)
                 secret = bytes.fromhex(self._post.token_hex)
                 proof = Handshake(secret, self._post.identity, Purpose.KEEPER, initiator=True)

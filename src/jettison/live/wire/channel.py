@@ -22,11 +22,13 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import cast
 
 from jettison.errors import LinkDownError
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
+from jettison.live.wire.gate import Gate, Settled
 from jettison.transport.dialling import Dialling
 from jettison.transport.handshake import CONTROLLER, HANDSHAKE_TIMEOUT_S, Handshake, Purpose
 from jettison.transport.sockets import connect, parse_address
@@ -189,8 +191,11 @@ class ControlServer:
         self.on_event = on_event
         self.on_lost = on_lost
         self.certify = certify
-        self.lives: dict[WorkerId, int] = {}
-        """Worker -> the only life of it that is let in (0 where nothing is said)."""
+        self._lives: dict[WorkerId, int] = {}
+        """Worker -> the only life of it that is let in."""
+        self._awaited: set[WorkerId] = set()
+        """Those of them that have not come."""
+        self._gate: Gate | None = None
         self._connections: dict[WorkerId, _Connection] = {}
         self._all: set[_Connection] = set()
         self._server: asyncio.AbstractServer | None = None
@@ -199,16 +204,21 @@ class ControlServer:
         """Listen at ``unix:<path in a 0700 folder>``, or with ``tls`` at ``tcp:<interface>:<port>``; returns the
         address with the port that it has got. Raises OSError, ValueError."""
         loop = asyncio.get_running_loop()
-        scheme, host, port = parse_address(address)
+        scheme, path, _ = parse_address(address)
         if scheme == "unix":
-            self._server = await loop.create_unix_server(lambda: _Connection(self), host)
+            self._server = await loop.create_unix_server(lambda: _Connection(self), path)
             return address
         if tls is None:
             raise ValueError(f"no control channel goes over a network without TLS ({address})")
-        self._server = server = await loop.create_server(
-            lambda: _Connection(self), host, port, ssl=tls, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
-        )
-        return f"tcp:{host}:{server.sockets[0].getsockname()[1]}"
+        self._gate = Gate(partial(_Connection, self), tls, lambda: len(self._awaited))
+        return self._gate.open(address)
+
+    def expect(self, worker_id: WorkerId, life: int) -> None:
+        """Let this life of a worker in from now on, and no other."""
+        self._lives[worker_id] = life
+        self._awaited.add(worker_id)
+        if self._gate is not None:
+            self._gate.look()
 
     def send(self, worker_id: WorkerId, command: m.Command) -> None:
         """Queue a command; never blocks. To a worker that is gone it is dropped: ``on_lost`` has told or will."""
@@ -222,6 +232,7 @@ class ControlServer:
 
     def hang_up(self, worker_id: WorkerId) -> None:
         """Close a worker's connection now, without ``on_lost``: nothing that it still sends is heard."""
+        self._awaited.discard(worker_id)
         connection = self._connections.pop(worker_id, None)
         if connection is not None:
             connection.hang_up()
@@ -231,6 +242,8 @@ class ControlServer:
         if self._server is not None:
             self._server.close()
             self._server = None
+        if self._gate is not None:
+            self._gate.close()
         self._connections.clear()
         for connection in list(self._all):
             connection.hang_up()
@@ -246,7 +259,12 @@ class ControlServer:
         old = self._connections.get(connection.worker_id)
         if old is not None:
             old.hang_up()
+        self._awaited.discard(connection.worker_id)
         self._connections[connection.worker_id] = connection
+
+    def is_wanted(self, worker_id: WorkerId, life: int) -> bool:
+        """Whether this life is let in."""
+        return self._lives.get(worker_id) == life
 
     def closed(self, connection: _Connection) -> None:
         """The connection is over."""
@@ -259,9 +277,11 @@ class ControlServer:
 class _Connection(asyncio.Protocol):
     """One socket: handshake first, then messages."""
 
-    def __init__(self, server: ControlServer) -> None:
+    def __init__(self, server: ControlServer, settled: Settled = lambda: None) -> None:
+        """``settled``: see ``Gate``."""
         self.worker_id: WorkerId = CONTROLLER.worker_id
         self._server = server
+        self._settled = settled
         self._handshake: Handshake | None = None
         self._enrols = False
         """It was opened to ask for a certificate, and for nothing else."""
@@ -305,6 +325,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
+        self._settled()
         self._server.closed(self)
 
     def send(self, message: bytes) -> None:
@@ -331,9 +352,10 @@ class _Connection(asyncio.Protocol):
         self._enrols = handshake.purpose is Purpose.ENROL
         if self._tls is not None:
             check_shown(name_shown(self._tls), None if self._enrols else handshake.peer)
-        if life != self._server.lives.get(worker_id, 0):
+        if not self._server.is_wanted(worker_id, life):
             raise LinkDownError(f"life {life} of worker {worker_id} is not wanted")
         self._deadline.cancel()
+        self._settled()
         self._handshake = None
         self.worker_id = worker_id
         if not self._enrols:
