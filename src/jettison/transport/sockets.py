@@ -24,7 +24,7 @@ _IDLE_S = 60
 """Of a quiet connection, until the kernel asks whether the other end is there, and between two such questions."""
 _GONE_S = 330
 """Leases tell of a lost host long before; this ends what nothing tells of. Linux counts a full window as well, which a
-worker may leave unread for as long as a unit of its work may take (``crew.PATIENCE``: 300 s)."""
+worker may leave unread for as long as a unit of its work may take (``--worker-step-timeout``: 300 s by default)."""
 _UCRED = struct.Struct("iII")
 
 

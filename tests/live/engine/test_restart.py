@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from jettison.errors import WorkerLostError
 from jettison.live.engine.restart import MAX_PAUSE_S, RestartBudget, Restarter
 from jettison.live.wire import messages as m
 from jettison.live.wire.heartbeat import Heart, Listener, Patience
+from jettison.live.wire.stepflag import StepFlag
 from jettison.live.worker.failpoints import NAMES, Rule, arm, from_environment, nowhere, parse
 from waiting import PATIENCE_S
 
@@ -112,11 +114,28 @@ def test_silence_and_one_endless_unit_are_told_from_long_work() -> None:
     beat_at(60.0)
     assert listener.why_hung(61.0, Patience(5.0, 100.0)) is None, "a long step beats on"
     assert "unit" in str(listener.why_hung(111.0, Patience(500.0, 100.0)))
-    listener.excuse(50.0)
+    listener.excuse(50.0, 111.0)
     assert listener.why_hung(111.0, Patience(60.0, 100.0)) is None, "the listener was away"
+    listener.excuse(50.0, 111.0)
+    assert min(listener.ages_s(111.0)) == 0.0, "no more than it was silent"
     heart.stop()
     os.close(write_fd)
     listener.close()
+
+
+def test_a_worker_whose_keeper_is_dead_still_looks_at_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = threading.Event()
+    monkeypatch.setattr(os, "kill", lambda pid, how: killed.set())
+    read_fd, write_fd = os.pipe()
+    flag = StepFlag()
+    heart = Heart(write_fd, 0.001, flag)
+    os.close(read_fd)
+    heart.start()
+    assert not killed.wait(0.05)
+    flag.lease_until(1.0)
+    assert killed.wait(PATIENCE_S)
+    heart.stop()
+    os.close(write_fd)
 
 
 def test_failpoints_fire_in_the_life_they_are_meant_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,11 +113,27 @@ def test_a_beat_is_granted_once_it_was_sent_and_with_all_before_it():
     assert not tenant.is_over(101.5) and tenant.is_over(101.7)
 
 
+@given(LEASES, st.lists(st.tuples(st.sampled_from(["hear", "away"]), st.floats(0.0, 100.0)), max_size=20))
+def test_no_absence_of_the_controller_makes_a_silent_host_s_time_longer(lease_s, turns):
+    """It was away or heard of the keeper; from its last turn on, silence lasts one lease and no longer."""
+    times, now_s = LeaseTimes.of(lease_s), 50.0
+    grantor = Grantor(times, now_s)
+    for what, after_s in turns:
+        now_s += after_s
+        if what == "hear":
+            grantor.hear(now_s)
+        else:
+            grantor.hear(now_s - after_s / 2)  # it was read before the excuse
+            grantor.excuse(after_s, now_s)
+        assert grantor.silence_s(now_s) >= 0.0
+    assert grantor.is_lost(now_s + times.lost_s * (1 + 1e-6))
+
+
 def test_the_controller_s_own_absence_is_no_keeper_s_fault():
     times = LeaseTimes.of(2.0)
     grantor = Grantor(times, 10.0)
     assert grantor.is_lost(12.0) and grantor.is_lost_with_another(11.75) and not grantor.is_lost(11.75)
-    grantor.excuse(5.0)
+    grantor.excuse(5.0, 16.0)
     assert not grantor.is_lost(16.0) and grantor.is_lost(16.91)
     grantor.hear(17.0)
     grantor.hear(16.0)

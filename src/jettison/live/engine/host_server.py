@@ -107,7 +107,7 @@ class HostServer:
             grants = [(each, each.lease) for each in self._connections.values() if each.lease is not None]
             if away_s > pause_s:
                 for _, lease in grants:
-                    lease.excuse(away_s)  # what has come meanwhile is read after this turn
+                    lease.excuse(away_s, now_s)  # what has come meanwhile is read after this turn
             for host in {each.host for each, lease in grants if lease.is_lost(now_s)}:
                 lost = [(each, lease.silence_s(now_s)) for each, lease in grants
                         if each.host == host and lease.is_lost_with_another(now_s)]  # fmt: skip

@@ -92,7 +92,7 @@ class Child:
         if self._listener is None:
             return None
         self._listener.read(now_s)
-        self._listener.excuse(away_s)
+        self._listener.excuse(away_s, now_s)
         return self._listener.ages_s(now_s)
 
     def lease_until(self, ends_s: float) -> None:

@@ -50,7 +50,7 @@ def why_hung(silent_s: float, unit_s: float, patience: Patience) -> str | None:
 
 class Heart:
     """A worker's end. The main thread writes two attributes; a daemon thread sends them, and ends the process where its
-    keeper's lease is over (``wire.lease``): the keeper itself may be stopped."""
+    keeper's lease is over (``wire.lease``): the keeper itself may be stopped, or dead."""
 
     def __init__(self, fd: int, interval_s: float, flag: StepFlag | None = None) -> None:
         """``flag``: where the keeper writes how long the lease lasts."""
@@ -63,7 +63,7 @@ class Heart:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Begin to beat, and to look at the lease: before the worker loads."""
         os.set_blocking(self._fd, False)
         self._thread = threading.Thread(target=self._beat, name="jettison-heart", daemon=True)
         self._thread.start()
@@ -76,7 +76,10 @@ class Heart:
             self._thread = None
 
     def _beat(self) -> None:
-        while not self._stopped.wait(self._interval_s):
+        is_heard = True
+        while is_heard or self._flag is not None:
+            if self._stopped.wait(self._interval_s):
+                return
             if self._flag is not None and self._flag.is_over(boot_clock_s()):
                 os.kill(os.getpid(), signal.SIGKILL)
             try:
@@ -84,7 +87,7 @@ class Heart:
             except BlockingIOError:
                 continue  # the keeper is slow: it has enough beats to read
             except OSError:
-                return
+                is_heard = False  # the keeper is gone: its lease is not
 
 
 class Listener:
@@ -114,10 +117,10 @@ class Listener:
         if waiting or unit != self._unit:
             self._unit, self._unit_s = unit, now_s
 
-    def excuse(self, seconds: float) -> None:
-        """The listener itself was away for so long: that is no worker's fault."""
-        self._beat_s += seconds
-        self._unit_s += seconds
+    def excuse(self, away_s: float, now_s: float) -> None:
+        """The listener itself was away for so long: that is no worker's fault. Nothing counts from later than now."""
+        self._beat_s = min(now_s, self._beat_s + away_s)
+        self._unit_s = min(now_s, self._unit_s + away_s)
 
     def ages_s(self, now_s: float) -> tuple[float, float]:
         """How long ago the last beat came, and how long the worker has been in one unit of work."""

@@ -71,6 +71,7 @@ class WorkerProcess:
         try:
             if tls is None:
                 tls = self._certified(channel)
+            self._heart.start()
             device = self._make_device(spec)
             device.start()
             doors = self._open_doors(device, tls)
@@ -84,6 +85,7 @@ class WorkerProcess:
             error = explained(raised)
             if not isinstance(error, UserError):
                 log.exception("start failed")
+            self._heart.stop()
             self._report_failed_start(channel, error)
             if device is not None:
                 device.close()
@@ -94,7 +96,6 @@ class WorkerProcess:
                               device.kernels_name, device.memory_report(), device.weights_identity, *device.reading_ns,
                               device.own_products)
             )
-            self._heart.start()
             self._serve(channel, loop, device)
             return 0
         finally:
