@@ -31,6 +31,7 @@ from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.wire.heartbeat import Patience
 from jettison.live.wire.worker_config import WorkerSpec
+from jettison.transport.authority import Applicant
 from jettison.transport.handshake import Identity
 from jettison.transport.tls import name_of
 from waiting import PATIENCE_S
@@ -387,6 +388,18 @@ async def test_a_certificate_is_signed_for_the_token_of_a_life_and_once(script):
     with pytest.raises(WorkerLostError, match="no certificate: its token is none of its life, or has been used"):
         await now.crew.start()
     assert len(now.handle(1).certificates) <= (script == "greedy") and now.is_closed()
+
+
+async def test_another_that_asks_for_a_certificate_hurts_no_worker():
+    """It has the secret, and no certificate: this one of a life that has one, with any token."""
+    async with PretendingStage(3) as now:
+        token = bytes.fromhex(now.handle(1).start.token_hex)
+        request = Applicant(Identity(1, 0)).request
+        for wanted in (b"x" * 32, token):
+            assert now.crew._certify(1, m.CertificateWanted(1, wanted, request)) is None
+        assert now.crew._certify(7, m.CertificateWanted(7, token, request)) is None
+        await now.answer(1, 1)
+        assert now.exits == []
 
 
 @pytest.mark.live

@@ -123,6 +123,17 @@ async def test_words_that_are_none_end_a_keeper(desk):
     assert desk.heard[1][1].why.startswith("it broke the protocol")
 
 
+async def test_a_keeper_that_has_proven_itself_and_says_no_more_is_lost():
+    desk = Desk(lease_s=0.5)
+    await desk.start()
+    keeper = FarKeeper(desk.post(), h.Place(host="somewhere", ip="127.0.0.1", certificate_pem=""))
+    _, writer = await keeper._connect(dialling_context(papers()))
+    await desk.until(1)
+    assert "no word of it" in desk.heard[0][1].why
+    writer.close()
+    await desk.server.close()
+
+
 async def test_beats_are_granted_while_the_controller_stands_still(desk):
     reader, writer = await desk.come(desk.post(), papers())
     await desk.until(1)

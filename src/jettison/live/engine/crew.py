@@ -299,23 +299,31 @@ class Crew:
     # --- watching
 
     def _certify(self, worker: WorkerId, event: m.CertificateWanted) -> m.Certificate | None:
-        """Sign a worker's key, once in its life and for its own name; None where it is given up instead."""
-        life = self._lives[worker]
-        token, life.token = life.token, None
+        """Sign a worker's key, once in its life and for its own name; None: not this one. That hurts no worker, as the
+        one that asks here has shown the secret and nothing of its own."""
         try:
-            if self._authority is None or token is None or not secrets.compare_digest(token, event.token):
-                raise LinkDownError("its token is none of its life, or has been used")
-            certificate = self._authority.sign(event.request, Identity(worker, life.number))
+            return self._signed(worker, event)
         except LinkDownError as error:
-            self.declare_lost(worker, f"it gets no certificate: {error}")
+            log.error("what calls itself worker %d gets no certificate: %s", worker, error)
             return None
+
+    def _signed(self, worker: WorkerId, event: m.CertificateWanted) -> m.Certificate:
+        """Raises LinkDownError."""
+        life = self._lives.get(worker)
+        token = None if life is None else life.token
+        if self._authority is None or token is None or not secrets.compare_digest(token, event.token):
+            raise LinkDownError("its token is none of its life, or has been used")
+        assert life is not None
+        life.token = None
+        certificate = self._authority.sign(event.request, Identity(worker, life.number))
         return m.Certificate(certificate, self._authority.certificate)
 
     def _on_worker_event(self, worker: WorkerId, event: m.Event) -> None:
         if isinstance(event, m.CertificateWanted):
-            answer = self._certify(worker, event)
-            if answer is not None:
-                self.send(worker, answer)
+            try:
+                self.send(worker, self._signed(worker, event))
+            except LinkDownError as error:
+                self.declare_lost(worker, f"it gets no certificate: {error}")
             return
         if not isinstance(event, m.WorkerReady | m.WorkerStartFailed):
             if not self._closing:

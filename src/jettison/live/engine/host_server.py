@@ -124,7 +124,7 @@ class _Connection(asyncio.Protocol):
         self.keeper = CONTROLLER
         self.host = ""
         self.lease: Grantor | None = None
-        """Once it has said where it is."""
+        """Once it has proven itself."""
         self._server = server
         self._settled = settled
         self._handshake: Handshake | None = None
@@ -181,10 +181,9 @@ class _Connection(asyncio.Protocol):
     def _take(self, event: h.HostEvent) -> None:
         if isinstance(event, h.Joined):
             self.host = event.host
-            self.lease = Grantor(self._server.times, boot_clock_s())
-        elif isinstance(event, h.Beat):
-            if self.lease is not None:
-                self.lease.hear(boot_clock_s())
+        if isinstance(event, h.Joined | h.Beat) and self.lease is not None:
+            self.lease.hear(boot_clock_s())
+        if isinstance(event, h.Beat):
             self.send(framed(msgspec.json.encode(h.Granted(event.number))))
         self._server.tell(self, event)
 
@@ -203,6 +202,8 @@ class _Connection(asyncio.Protocol):
         self._deadline.cancel()
         self._settled()
         self._handshake = None
+        self.host = f"of {name_of(self.keeper)}, which has not said where it is,"  # shared with no other
+        self.lease = Grantor(self._server.times, boot_clock_s())
         self._server.joined(self)
         return self._unproven
 
