@@ -25,6 +25,7 @@ class ProcessPlacer:
         self.fails = None
         self.tells_ends = True
         self.processes = {}
+        self.removed = []
         self.is_closed = False
 
     async def open(self):
@@ -49,13 +50,18 @@ class ProcessPlacer:
         place = Place(host=host, ip=self.ip_of(host), certificate_pem=certificate_pem)
         self.processes[post.number, post.life].stdin.write(msgspec.json.encode(place) + b"\n")
 
+    async def place_nothing(self, post, certificate_pem):
+        """In the place of ``admit``: the certificate is lost on the way."""
+
     async def ended(self, post):
         await self.processes[post.number, post.life].wait()
         if not self.tells_ends:
             await asyncio.Event().wait()
 
     async def remove(self, post):
-        self.processes[post.number, post.life].stdin.close()
+        self.removed.append((post.number, post.life))
+        if (post.number, post.life) in self.processes:
+            self.processes[post.number, post.life].stdin.close()
 
     async def close(self):
         for process in self.processes.values():

@@ -19,6 +19,7 @@ from test_crew import CHILD, FarStage, Stage
 
 from jettison.device.model.create import create_model
 from jettison.errors import WorkerLostError
+from jettison.live.engine import spawn_far
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.wire.heartbeat import Patience
@@ -103,12 +104,34 @@ async def test_a_controller_that_stands_still_loses_no_host():
         assert now.exits == []
 
 
-async def test_without_the_process_that_takes_keepers_nothing_runs_and_a_start_says_so():
+async def test_the_process_that_takes_keepers_starts_again_with_the_next_worker_a_lease_later(caplog):
     async with HostsStage() as now:
         now.spawner._server._process.kill()
         await now.until(lambda: len(now.exits) == 3)
-        with pytest.raises(WorkerLostError, match="the process that takes keepers has ended"):
-            await now.crew.restart(0)
+        assert {record.args[1] for record in caplog.records if "is given up" in record.msg} == {
+            "the process that takes keepers has ended"}  # fmt: skip
+        loop = asyncio.get_running_loop()
+        for worker in range(3):
+            await now.crew.restart(worker)
+            assert loop.time() >= now.spawner._reopens_s, "by then no keeper of before has a lease"
+            await now.answer(worker, worker)
+
+
+async def test_a_keeper_that_never_joins_is_given_up(monkeypatch):
+    monkeypatch.setattr(spawn_far, "JOIN_TIMEOUT_S", 0.05)
+    now = HostsStage(1)
+    now.spawner._placer.admit = now.spawner._placer.place_nothing
+    with pytest.raises(WorkerLostError, match="it was|while it was starting"):
+        await asyncio.wait_for(now.crew.start(), PATIENCE_S)
+    assert (0, 0) in now.spawner._placer.removed
+
+
+async def test_whatever_error_a_placer_meets_ends_the_start():
+    now = HostsStage(1)
+    now.spawner._placer.fails = KeyError("a mistake")
+    with pytest.raises(WorkerLostError, match="a mistake"):
+        await asyncio.wait_for(now.crew.start(), PATIENCE_S)
+    assert (0, 0) in now.spawner._placer.removed
 
 
 async def test_a_worker_that_starts_again_has_the_keeper_that_is_there():

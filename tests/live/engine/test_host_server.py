@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import select
+import signal
 
 import msgspec
 import pytest
 
 from jettison.errors import JettisonError, LinkDownError
+from jettison.live.engine import host_door
 from jettison.live.engine.host_door import HostDoor
 from jettison.live.host.far_keeper import FarKeeper
 from jettison.live.wire import host_orders as h
@@ -171,6 +173,29 @@ async def test_a_capture_of_orders_shows_no_secret(desk):
     await desk.until(2)
     tap.close()
     assert said and not any(word in said for word in (b"1234567", b"7654321", b"somewhere", TOKEN, b"keeper-3"))
+
+
+async def test_a_word_of_a_keeper_is_short(desk):
+    _, writer = await desk.come(desk.post(), papers())
+    writer.write(framed(msgspec.json.encode(h.Joined("x" * h.MAX_WORD_BYTES, "x"))))
+    await desk.until(2)
+    assert "control message of" in desk.heard[1][1].why
+
+
+async def test_a_line_that_cannot_be_read_ends_all(desk):
+    """As of a process whose memory is broken: no keeper lives of which nothing is heard any more."""
+    desk.server._listening.cancel()
+    reader = asyncio.StreamReader(limit=100)
+    reader.feed_data(b"x" * 1000)
+    await desk.server._listen(reader)
+    assert desk.ended.is_set()
+    assert await asyncio.wait_for(desk.server._process.wait(), PATIENCE_S)
+
+
+async def test_a_process_that_does_not_end_is_killed(desk, monkeypatch):
+    monkeypatch.setattr(host_door, "_CLOSE_TIMEOUT_S", 0.05)
+    desk.server._process.send_signal(signal.SIGSTOP)
+    await asyncio.wait_for(desk.server.close(), PATIENCE_S)
 
 
 async def test_without_the_process_that_takes_them_all_keepers_end(desk):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import subprocess
 import sys
@@ -16,14 +17,19 @@ from jettison.live.wire import host_orders as h
 from jettison.transport.handshake import Identity
 from jettison.transport.tls import Papers
 
+log = logging.getLogger(__name__)
+
+_START_TIMEOUT_S = 60.0
+"""It imports what it needs in a second or two."""
+_CLOSE_TIMEOUT_S = 5.0
 _COMMAND = (sys.executable, "-P", "-m", "jettison.live.engine.host_server")
 
 
 class HostDoor:
-    """Started and closed once. All calls and callbacks on the controller's loop.
+    """Started, and again once it has ended. All calls and callbacks on the controller's loop.
 
     ``on_word`` gets what each keeper says, in order, and ``Lost`` as its last; ``on_end`` is called if the process ends
-    before ``close``: then every keeper ends, too.
+    before ``close``, or says what cannot be read: then every keeper ends, too.
     """
 
     def __init__(
@@ -44,6 +50,7 @@ class HostDoor:
     async def start(self, address: str, papers: Papers) -> str:
         """Listen at ``tcp:<interface>:<port>``; returns the address with the port that it has got. Raises OSError,
         JettisonError."""
+        await self.close()  # what an earlier one has left
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
@@ -55,7 +62,10 @@ class HostDoor:
             address=address, lease_s=self._lease_s, key_pem=papers.key.decode(),
             certificate_pem=papers.certificate.decode(), authority_pem=papers.authority.decode(),
         ))
-        line = await reader.readline()
+        try:
+            line = await asyncio.wait_for(reader.readline(), _START_TIMEOUT_S)
+        except TimeoutError:
+            raise JettisonError(f"what takes keepers at {address} was not there in {_START_TIMEOUT_S:g} s") from None
         opened = msgspec.json.decode(line, type=h.DoorWord) if line else None
         if not isinstance(opened, h.DoorOpened) or opened.why_not is not None:
             raise JettisonError(f"keepers cannot be taken at {address}: {getattr(opened, 'why_not', opened)}")
@@ -81,8 +91,15 @@ class HostDoor:
             await asyncio.gather(self._listening, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
-        if self._process is not None:
-            await self._process.wait()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            await asyncio.wait_for(process.wait(), _CLOSE_TIMEOUT_S)
+        except TimeoutError:
+            log.warning("the process that takes keepers does not end and is killed")
+            process.kill()
+            await process.wait()
 
     def _tell(self, command: h.OpenDoor | h.DoorCommand) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -93,6 +110,10 @@ class HostDoor:
             while line := await reader.readline():
                 said = msgspec.json.decode(line, type=h.Said)
                 self._on_word(said.keeper, said.word)
-        except OSError:
-            pass
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("the process that takes keepers is not understood")
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()  # should it live: no keeper may, of which nothing is heard any more
         self._on_end()

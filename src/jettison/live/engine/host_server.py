@@ -129,7 +129,7 @@ class _Connection(asyncio.Protocol):
         self._settled = settled
         self._handshake: Handshake | None = None
         self._unproven = b""
-        self._messages = MessageBuffer()
+        self._messages = MessageBuffer(h.MAX_WORD_BYTES)
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._is_over = False

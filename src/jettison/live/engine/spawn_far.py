@@ -24,7 +24,7 @@ from jettison.live.wire import host_orders as h
 from jettison.live.wire.heartbeat import Patience, why_hung
 from jettison.live.wire.lease import LeaseTimes
 from jettison.live.wire.worker_config import WorkerStart
-from jettison.transport.handshake import CONTROLLER, Identity
+from jettison.transport.handshake import CONTROLLER, HANDSHAKE_TIMEOUT_S, Identity
 from jettison.types import WorkerId
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEFAULT_LEASE_S = 2.0
+JOIN_TIMEOUT_S = 4 * HANDSHAKE_TIMEOUT_S
+"""From a keeper's certificate to its first word; its process is there and has loaded what it needs."""
 
 
 class Placer(Protocol):
@@ -129,6 +131,8 @@ class _Keeper:
         """Its process ids are this process's, too."""
         self.is_over = False
         self.handles: dict[int, FarHandle] = {}
+        self.bringing: asyncio.Task[None] | None = None
+        """What brings it and waits for its end."""
         self._server = server
         self._waiting: list[h.HostCommand] = []
         """Until it has joined."""
@@ -154,6 +158,8 @@ class _Keeper:
         self.is_over = True
         self._server.dismiss(self.post.identity)
         self._waiting.clear()
+        if self.bringing is not None and self.bringing is not asyncio.current_task():
+            self.bringing.cancel()
         for handle in list(self.handles.values()):
             handle.end(-signal.SIGKILL, why)
         self.handles.clear()
@@ -177,6 +183,9 @@ class FarSpawner:
         """The present life of each."""
         self._num_lives: dict[WorkerId, int] = {}
         self._num_orders = 0
+        self._opening = asyncio.Lock()
+        self._reopens_s = 0.0
+        """By the loop's clock: from when on a lost process that takes keepers may have a successor."""
         self._tasks: set[asyncio.Task[None]] = set()
         """One for each life of a keeper, until it has ended."""
         self._is_closed = False
@@ -244,36 +253,63 @@ class FarSpawner:
             log_level=logging.getLevelName(log.getEffectiveLevel()), worker_command=self._worker_command,
         )  # fmt: skip
         keeper = self._keepers[worker] = _Keeper(post, self._server)
-        task = asyncio.create_task(self._bring(keeper, self._authority), name=f"keeper-{worker}")
+        task = keeper.bringing = asyncio.create_task(self._bring(keeper, self._authority), name=f"keeper-{worker}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return keeper
 
     async def _bring(self, keeper: _Keeper, authority: Authority) -> None:
-        """Have a keeper placed and let in; then wait for its end, of which its connection mostly tells first."""
-        post = keeper.post
+        """Have a keeper placed and let in; then wait for its end, of which its connection mostly tells first. Cancelled
+        where it is given up meanwhile."""
+        post, late = keeper.post, None
         try:
-            if not self._server.is_open:
-                raise ConnectionError("the process that takes keepers has ended")
+            await self._open_door(authority)
             request = await self._placer.place(post)
             certificate = authority.sign(request, post.identity)
-            if keeper.is_over:
-                await self._placer.remove(post)
-                return
             self._server.expect(post)
             await self._placer.admit(post, certificate.decode())
+            late = asyncio.get_running_loop().call_later(JOIN_TIMEOUT_S, self._not_joined, keeper)
             await self._placer.ended(post)
-            why = "its keeper has ended"
-        except (OSError, JettisonError) as error:
-            why = f"its keeper: {error}"
+            keeper.give_up("its keeper has ended")
+        except asyncio.CancelledError:
+            await self._remove(post)
+            raise
+        except Exception as error:  # whatever it is, no keeper comes of it, and what waits for one must hear that
             if keeper.host is not None:
                 log.warning("nothing tells of the keeper of worker %d any more but its lease: %s", post.number, error)
                 return
-            log.error("no keeper for worker %d: %s", post.number, error)
-        keeper.give_up(why)
+            is_known = isinstance(error, OSError | JettisonError)
+            log.error("no keeper for worker %d: %s", post.number, error, exc_info=not is_known)
+            keeper.give_up(f"its keeper: {error}")
+            await self._remove(post)
+        finally:
+            if late is not None:
+                late.cancel()
+
+    async def _open_door(self, authority: Authority) -> None:
+        """Where what takes keepers has ended, start it again, once no lease that it has granted lasts. Raises OSError,
+        JettisonError."""
+        async with self._opening:
+            if self._server.is_open:
+                return
+            await asyncio.sleep(self._reopens_s - asyncio.get_running_loop().time())
+            await self._server.start(self._address, authority.papers_for(CONTROLLER))
+            log.warning("keepers are taken again at %s", self._address)
+
+    async def _remove(self, post: h.KeeperPost) -> None:
+        try:
+            await self._placer.remove(post)
+        except Exception as error:  # it is gone, or ends by its lease
+            log.warning("the keeper of worker %d is not removed: %s", post.number, error)
+
+    def _not_joined(self, keeper: _Keeper) -> None:
+        if keeper.host is None:
+            log.error("no keeper for worker %d: it has not joined in %g s", keeper.post.number, JOIN_TIMEOUT_S)
+            keeper.give_up(f"its keeper has not joined in {JOIN_TIMEOUT_S:g} s")
 
     def _on_door_end(self) -> None:
-        log.error("the process that takes keepers has ended: nothing can start on other hosts any more")
+        log.error("the process that takes keepers has ended, and every keeper with it; another starts with the next")
+        self._reopens_s = asyncio.get_running_loop().time() + self._lease_s
         for keeper in list(self._keepers.values()):
             keeper.give_up("the process that takes keepers has ended")
 

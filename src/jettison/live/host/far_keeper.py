@@ -133,7 +133,7 @@ class FarKeeper:
     # --- orders
 
     async def _obey(self, reader: asyncio.StreamReader) -> str:
-        buffer = MessageBuffer()
+        buffer = MessageBuffer(h.MAX_MESSAGE_BYTES)
         try:
             while data := await reader.read(1 << 16):
                 for message in buffer.feed(data):

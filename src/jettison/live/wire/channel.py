@@ -47,8 +47,10 @@ MAX_MESSAGE_BYTES = 64 << 20
 class MessageBuffer:
     """Cuts a byte stream into messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        """``max_bytes``: of one message."""
         self._data = bytearray()
+        self._max_bytes = max_bytes
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[bytes]:
         """Messages that are whole now. Raises CodecError for an impossible length."""
@@ -57,7 +59,7 @@ class MessageBuffer:
         try:
             while len(self._data) - at >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(self._data, at)
-                if length > MAX_MESSAGE_BYTES:
+                if length > self._max_bytes:
                     raise codec.CodecError(f"a control message of {length} bytes")
                 end = at + _LENGTH.size + length
                 if end > len(self._data):

@@ -15,6 +15,8 @@ from jettison.transport.handshake import Identity
 from jettison.transport.tls import keeper_identity
 
 MAX_MESSAGE_BYTES = 1 << 20
+MAX_WORD_BYTES = 1 << 16
+"""Of what a keeper says: names and numbers of one worker. Far less than a line to the controller may hold."""
 
 
 class KeeperPost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
