@@ -9,6 +9,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -27,6 +28,8 @@ ROOM_TIMEOUT_S = 120.0
 PLACE_TIMEOUT_S = 60.0
 """Of one keeper, in room that has been found: a process of Ray's starts in seconds. Without its head Ray says nothing,
 and the restart of another worker may wait."""
+_JOIN_TIMEOUT_S = 60.0
+"""Of Ray's own start, beside the search for room."""
 _CLOSE_TIMEOUT_S = 30.0
 _COMMAND = (sys.executable, "-P", "-m", "jettison.live.host.placer")
 _SETTINGS = {"RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
@@ -106,39 +109,41 @@ class RayPlacer:
     async def remove(self, post: KeeperPost) -> None:
         """See ``Placer``."""
         if self.pid is not None:
-            await self._tell(p.Remove(post.number, post.life))
+            with suppress(OSError):  # it has just ended
+                await self._tell(p.Remove(post.number, post.life))
 
     async def close(self) -> None:
         """See ``Placer``."""
         if self._process is None:
             return
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), _CLOSE_TIMEOUT_S)
-        except TimeoutError:
-            log.warning("Ray's driver does not end and is killed")
-            self._process.kill()
-            await self._process.wait()
+        await _end(self._process)
         if self._listening is not None:
             await self._listening
         self._process = None
 
     async def _start(self) -> str:
-        """Start the driver. Raises OSError, UserError."""
+        """Start the driver. Raises OSError, UserError; then, and where this is cancelled, none is left."""
         env = {**_SETTINGS, **worker_environment(1)}
         if self._opening.address is None:
             env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token}
         self._process = process = await asyncio.create_subprocess_exec(
             *_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True
         )
-        await self._tell(self._opening)
         assert process.stdout is not None
-        line = await process.stdout.readline()
-        answer = msgspec.json.decode(line, type=p.PlacerEvent) if line else p.NoRoom("Ray's driver has ended")
-        if not isinstance(answer, p.Opened):
-            process.stdin.close() if process.stdin is not None else None
+        limit_s = self._opening.timeout_s + _JOIN_TIMEOUT_S
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._tell(self._opening)
+                line = await process.stdout.readline()
+            answer = msgspec.json.decode(line, type=p.PlacerEvent) if line else p.NoRoom("Ray's driver has ended")
+        except BaseException as error:
+            process.kill()
             await process.wait()
+            if isinstance(error, TimeoutError):
+                raise UserError(f"Ray has not started in {limit_s:g} s") from None
+            raise
+        if not isinstance(answer, p.Opened):
+            await _end(process)
             raise UserError(answer.why if isinstance(answer, p.NoRoom) else f"Ray's driver says {answer}")
         self._listening = asyncio.create_task(self._listen(process.stdout), name="jettison-placer")
         return answer.ip
@@ -166,6 +171,18 @@ class RayPlacer:
             request.set_exception(JettisonError(f"Ray has not placed it: {why or 'it has ended at once'}"))
             request.exception()  # seen: its caller may be gone
         _set(end, why)
+
+
+async def _end(driver: asyncio.subprocess.Process) -> None:
+    """Tell it that it is not needed, and kill it where it does not end."""
+    assert driver.stdin is not None
+    driver.stdin.close()
+    try:
+        await asyncio.wait_for(driver.wait(), _CLOSE_TIMEOUT_S)
+    except TimeoutError:
+        log.warning("Ray's driver does not end and is killed")
+        driver.kill()
+        await driver.wait()
 
 
 def _set(future: asyncio.Future, value: object) -> None:
