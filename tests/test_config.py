@@ -134,6 +134,8 @@ def test_an_api_key_is_not_printed():
         ({"model": "m", "overload": "pray"}, ["--overload", "drop, recompute, swap, migrate or pipeline", "'pray'"]),
         ({"model": "m", "launcher": "slurm"}, ["--launcher", "must be local or ray", "'slurm'"]),
         ({"model": "m", "ray_address": "h:6379"}, ["--ray-address is for --launcher ray"]),
+        ({"model": "m", "ray_placement": "spread"}, ["--ray-placement is for --launcher ray"]),
+        ({"model": "m", "lease": 3.0}, ["--lease is for --launcher ray"]),
         ({"model": "m", "launcher": "ray", "lease": 0.1}, ["--lease", ">= 0.5"]),
         ({"model": "m", "file": {"launcher": "slurm"}}, ["configuration file: launcher", "must be local or ray"]),
         ({"model": "m", "instances": 0}, ["--instances", "0"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from jettison.config.sections import config_key
@@ -24,14 +24,19 @@ class HostsConfig:
         None, nonempty, "The Ray cluster that there is, of which this machine must be a node (none: one is started "
         "here, and ends with the server).", metavar="HOST:PORT", unset="none")
     ray_placement: RayPlacement = config_key(
-        "pack", Choice(RayPlacement), "Workers on few hosts, which have the fastest links, or spread over many, of "
-        "which one may be lost.")
+        "pack", Choice(RayPlacement), "With ray: workers on few hosts, which have the fastest links, or spread over "
+        "many, of which one may be lost.")
     lease_s: float = config_key(
-        2.0, float_from(0.5), "A host that is cut off counts as lost after so long; its workers have ended before.",
+        2.0, float_from(0.5), "With ray: a host that is cut off counts as lost after so long; its workers have ended "
+        "before.",
         name="lease", metavar="SECONDS")
 
 
 def check_hosts(values: dict[str, Any]) -> None:
-    """Raises ConfigError for a key of Ray's without Ray."""
-    if values["launcher"] != "ray" and values["ray_address"] is not None:
-        raise ConfigError("--ray-address is for --launcher ray, and workers run on this machine")
+    """Raises ConfigError for a key of other hosts without them."""
+    if values["launcher"] == "ray":
+        return
+    for field in fields(HostsConfig):
+        name = field.name.removesuffix("_s")
+        if name != "launcher" and values[name] != field.default:
+            raise ConfigError(f"--{name.replace('_', '-')} is for --launcher ray, and workers run on this machine")

@@ -22,7 +22,7 @@ def placer(monkeypatch):
 
 async def test_a_start_of_ray_has_a_limit(placer, monkeypatch):
     monkeypatch.setattr(spawn_ray, "_JOIN_TIMEOUT_S", 0.05)
-    with pytest.raises(UserError, match="Ray has not started in 0.05 s"):
+    with pytest.raises(UserError, match=r"Ray has not started in 0\.05 s"):
         await asyncio.wait_for(placer.open(), PATIENCE_S)
     assert placer.pid is None
     await placer.close()

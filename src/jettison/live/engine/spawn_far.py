@@ -299,7 +299,7 @@ class FarSpawner:
     async def _remove(self, post: h.KeeperPost) -> None:
         try:
             await self._placer.remove(post)
-        except Exception as error:  # it is gone, or ends by its lease
+        except Exception as error:  # noqa: BLE001 - it is gone, or ends by its lease
             log.warning("the keeper of worker %d is not removed: %s", post.number, error)
 
     def _not_joined(self, keeper: _Keeper) -> None:

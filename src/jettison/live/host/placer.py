@@ -8,7 +8,8 @@ what a death means is the crew's matter. ``wire.placing`` goes over standard inp
 either.
 
 Ray's object store is kept small, as nothing goes through it; its memory monitor is off, as it kills actors on hosts
-that are full, and workers fill theirs. Ray serializes what it carries by pickle: of ours that is bytes alone.
+that are full, and workers fill theirs. Ray carries pickles: of ours bytes and a class by its module's name
+(``host.keeper_actor``).
 """
 
 from __future__ import annotations
@@ -20,56 +21,17 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 from typing import Any, BinaryIO
 
 import msgspec
 
-from jettison.live.host.keeper import worker_environment
+from jettison.live.host.keeper_actor import KeeperActor
 from jettison.live.wire import placing as p
-from jettison.live.wire.host_orders import Place as KeeperPlace
 
 OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes is 75 MiB."""
 _CONNECT_TIMEOUT_S = 5.0
 _PR_SET_PDEATHSIG = 1
-_KEEPER_COMMAND = (sys.executable, "-P", "-m", "jettison.live.host.far_keeper", "--detach")
-
-
-class KeeperActor:
-    """In Ray's process on the host of one keeper: it starts the keeper and waits for its end."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self, post: bytes) -> bytes:
-        """Returns the signing request in hex. Raises OSError."""
-        env = {name: value for name, value in worker_environment(1).items() if not name.startswith("RAY_")}
-        self._process = subprocess.Popen(_KEEPER_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
-        self._process.wait()  # the keeper is a grandchild of its own
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(post + b"\n")
-        self._process.stdin.flush()
-        request = self._process.stdout.readline().strip()
-        if not request:
-            raise OSError("the keeper has ended at once")
-        return request
-
-    def admit(self, certificate_pem: str) -> None:
-        """Bring it its certificate, and tell it where it is. Raises OSError."""
-        import ray
-
-        assert self._process is not None and self._process.stdin is not None
-        node, ip = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
-        place = KeeperPlace(host=node, ip=ip, certificate_pem=certificate_pem)
-        self._process.stdin.write(msgspec.json.encode(place) + b"\n")
-        self._process.stdin.flush()
-
-    def run(self) -> None:
-        """Return when the keeper has ended."""
-        assert self._process is not None and self._process.stdout is not None
-        self._process.stdout.read()
 
 
 class RayDriver:

@@ -1,9 +1,9 @@
 """Where connections over TCP come in whose other end is not proven yet: of workers and keepers, and of anything else
 that reaches the port.
 
-A handshake of TLS costs the loop a millisecond or two of its processor, and all that connect can ask for it; on the same
-loop beats are granted and steps are told. So a connection is taken only while one is awaited, after a pause; few are
-unproven at once; and where there are too many, the oldest goes, which has had its time or is silent.
+A handshake of TLS costs the loop a millisecond or two of its processor, and all that connect can ask for it; on the
+same loop beats are granted and steps are told. So a connection is taken only while one is awaited, after a pause; few
+are unproven at once; and where there are too many, the oldest goes, which has had its time or is silent.
 """
 
 from __future__ import annotations

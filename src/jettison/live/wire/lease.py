@@ -70,8 +70,8 @@ class Grantor:
         self._heard_s = max(self._heard_s, now_s)
 
     def excuse(self, away_s: float, now_s: float) -> None:
-        """The controller was away for so long: that is no keeper's fault. It counts as heard now at the latest, whatever
-        has come meanwhile."""
+        """The controller was away for so long: that is no keeper's fault. It counts as heard now at the latest,
+        whatever has come meanwhile."""
         self._heard_s = min(now_s, self._heard_s + away_s)
 
     def silence_s(self, now_s: float) -> float:

@@ -1,0 +1,49 @@
+"""Of one keeper, in a process of Ray's on its host. A module of its own, which Ray imports there by its name: no code
+of ours travels, and the Python that starts the keeper is that host's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+
+from jettison.live.host.keeper import worker_environment
+from jettison.live.wire.host_orders import Place
+
+_KEEPER_COMMAND = (sys.executable, "-P", "-m", "jettison.live.host.far_keeper", "--detach")
+
+
+class KeeperActor:
+    """It starts the keeper and waits for its end."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, post: bytes) -> bytes:
+        """Returns the signing request in hex. Raises OSError."""
+        env = {name: value for name, value in worker_environment(1).items() if not name.startswith("RAY_")}
+        self._process = subprocess.Popen(_KEEPER_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        self._process.wait()  # the keeper is a grandchild of its own
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(post + b"\n")
+        self._process.stdin.flush()
+        request = self._process.stdout.readline().strip()
+        if not request:
+            raise OSError("the keeper has ended at once")
+        return request
+
+    def admit(self, certificate_pem: str) -> None:
+        """Bring it its certificate, and tell it where it is. Raises OSError."""
+        import ray
+
+        assert self._process is not None and self._process.stdin is not None
+        node, ip = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        place = Place(host=node, ip=ip, certificate_pem=certificate_pem)
+        self._process.stdin.write(msgspec.json.encode(place) + b"\n")
+        self._process.stdin.flush()
+
+    def run(self) -> None:
+        """Return when the keeper has ended."""
+        assert self._process is not None and self._process.stdout is not None
+        self._process.stdout.read()
