@@ -1,6 +1,6 @@
 """What the controller and a keeper on another host tell each other: one JSON message behind its length, over TLS.
 
-What starts a keeper (``engine.far_hosts.Placer``) brings it a ``KeeperPost`` and its certificate, and brings its
+What starts a keeper (``engine.spawn_far.Placer``) brings it a ``KeeperPost`` and its certificate, and brings its
 signing request back; nothing of that is a secret that opens a connection: the certificate is nothing without its key,
 which stays in the keeper's process, and the token nothing without the certificate. The cluster's secret comes in the
 orders themselves.
