@@ -47,10 +47,10 @@ MAX_MESSAGE_BYTES = 64 << 20
 class MessageBuffer:
     """Cuts a byte stream into messages."""
 
-    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        """``max_bytes``: of one message."""
+    def __init__(self, max_bytes: int | None = None) -> None:
+        """``max_bytes``: of one message; None: ``MAX_MESSAGE_BYTES``."""
         self._data = bytearray()
-        self._max_bytes = max_bytes
+        self._max_bytes = MAX_MESSAGE_BYTES if max_bytes is None else max_bytes
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[bytes]:
         """Messages that are whole now. Raises CodecError for an impossible length."""
