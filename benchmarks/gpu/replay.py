@@ -24,7 +24,6 @@ from jettison.live.engine.driver import CoreDriver
 from jettison.live.engine.encoder import StepEncoder
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.orders import Orders
-from jettison.live.engine.spawner import machines_of
 from jettison.report.fairness import FairnessHeader, measured_demand, measured_in
 from jettison.report.results import RequestRecord, RunResult, build_run
 from jettison.types import FinishReason, Request, SamplingParams, ServiceClass
@@ -46,7 +45,7 @@ class PolicyEngine(Engine):
         assembly = assemble(EngineConfig.resolve(**self._config.flat() | {"overload": policy}))
         capacity = {w: state.ledger.capacity for w, state in old.core.state.workers.items()}
         core = assembly.build_core(capacity, os.urandom(16), assembly.load_profile(),
-                                   machines_of(capacity, self._spawner))  # fmt: skip
+                                   old.core.state.params.machine_of)  # fmt: skip
         if self._known is None:
             self._known = old.core.state.predictor
         core.state.predictor = deepcopy(self._known)

@@ -48,7 +48,6 @@ ELSEWHERE = {
     "offline_spread": "tests/core/test_due_work.py: it takes a batch with a window, which is told from outside",
     "offline_yields": "tests/core/test_due_work.py: the same",
     "sleep_put_off": "tests/core/test_priced_work.py: no frozen schedule has a price",
-    "scale_out_over": "tests/core/test_pulls.py: it takes memory that is worth a device and that no instance has",
     "recovery_stuck": "tests/live/engine/test_weights.py: the simulator's model folder never changes",
 }
 """Kinds of records that no schedule here has, and the tests that have them."""

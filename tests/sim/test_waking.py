@@ -49,7 +49,8 @@ def sleepy(
 
 
 def burst_after_quiet(link_bytes_per_s: float, disk_bytes_per_s: float | None = None) -> Watched:
-    """Three devices, of which one falls asleep in the quiet before the burst."""
+    """Three devices, of which one falls asleep in the quiet before the burst. The burst's prompts are long: a device
+    more computes them, and a merge does not."""
     awake = AwakeParams(min_awake=2, falls_asleep=True, after_s=1.0)
     setup = make_setup(num_workers=3, num_blocks=40)
     weighed = replace(setup.params, overload=replace(setup.params.overload, trigger=Trigger.FORECAST))
@@ -57,7 +58,7 @@ def burst_after_quiet(link_bytes_per_s: float, disk_bytes_per_s: float | None = 
     for i in range(6):
         watched.submit(f"early{i}", 30, 120, 0.1 * i)
     for i in range(60):
-        watched.submit(f"r{i}", 30, 120, QUIET_S + 0.006 * i)
+        watched.submit(f"r{i}", 100, 60, QUIET_S + 0.006 * i)
     watched.cluster.start_ticks()
     watched.cluster.run(until_ns=round(QUIET_S * 1e9))
     assert len(watched.cluster.core.sleepers.asleep) == 1
