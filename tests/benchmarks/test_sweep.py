@@ -61,7 +61,7 @@ def test_the_rules_drop_where_memory_binds_and_make_nothing_slower(cell: Cell) -
 
 @pytest.mark.parametrize("link_bytes_per_s", [1e7, 5e7, 2e8, 1e10])
 def test_auto_exchange_is_no_worse_than_the_better_of_its_two_on_any_link(link_bytes_per_s: float) -> None:
-    cell, profile = Cell(2, 0.5, "7x", "summaries"), replace(PROFILE, link_bytes_per_s=link_bytes_per_s)
+    cell, profile = Cell(2, 0.7, "7x", "mixed"), replace(PROFILE, link_bytes_per_s=link_bytes_per_s)
 
     def spent_s(exchange: ExchangeMode) -> float:
         ran = simulate_workload(load_of(cell, 0), setup(cell, "rules", 0, exchange, profile), SimulationOptions())

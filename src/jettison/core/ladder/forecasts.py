@@ -23,7 +23,7 @@ HORIZON_S = 10.0
 """Time for which arrivals are foreseen; what they leave is played for as long again. A burst lasts seconds, and so does
 what it leaves behind."""
 
-WORTH = 0.3
+WORTH = 0.35
 """Least part of what memory alone could save that a merge has to save. A pipeline that keeps up saves nearly all; one
 that saves less pays most of it back in bubbles, and the forecast is off by as much as what is left."""
 
