@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
-from jettison.errors import KeyLimitError, NotReadyError, OverCapacityError, RequestError
+from jettison.errors import JettisonError, KeyLimitError, NotReadyError, OverCapacityError, RequestError
 from jettison.live.engine.api import EngineInfo, TokenEvent
 from jettison.live.frontend import hub as hub_module
 from jettison.live.frontend import wire as w
 from jettison.live.frontend.hub import Hub
 from jettison.live.frontend.remote_engine import LOST, RemoteEngine
 from jettison.policy.slo import Objectives
-from jettison.types import FinishReason, Request, SampledToken, SamplingParams
+from jettison.types import FinishReason, Request, SampledToken, SamplingParams, TokenLogprobs
 
 INFO = EngineInfo("dir", 100, 90, 80, 300, (2,))
 WAIT_S = 20.0
@@ -52,6 +53,7 @@ class ScriptedEngine:
         self.finished.append(request_id)
 
     def say(self, name, *tokens, **fields):
+        self.streams[name].ended = "finish_reason" in fields  # as the engine does, before it tells
         self.streams[name].put(TokenEvent([SampledToken(token) for token in tokens], **fields))
 
 
@@ -168,9 +170,9 @@ async def test_a_turn_of_many_streams_is_one_frame_and_one_list_of_integers(monk
             await submitted(remote, f"r{number}")
             made.engine.say(f"r{number}", 1)
         await asyncio.sleep(0)
-        frames, encode = [], w.encode_frame
+        frames, encode = [], w.encode_frames
         channel = made.hub.fronts[0].channel
-        place = "jettison.live.frontend.channel.encode_frame"
+        place = "jettison.live.frontend.channel.encode_frames"
         monkeypatch.setattr(place, lambda turn: frames.append(turn) or encode(turn))
         channel.flush()
         frames.clear()
@@ -249,23 +251,95 @@ async def test_a_controller_that_goes_ends_all_streams_with_an_error():
             await remote.ask("echo", 1, int)
 
 
-async def test_a_front_end_that_does_not_read_costs_bounded_memory_and_stops_nothing(monkeypatch):
-    monkeypatch.setattr(hub_module, "MAX_UNSENT_BYTES", 1 << 20)
+async def test_of_a_front_end_that_does_not_read_the_largest_request_ends(monkeypatch):
+    monkeypatch.setattr(hub_module, "MAX_UNREAD_BYTES", 1 << 20)
     async with pair() as made:
         slow, other = await made.add(), await made.add()
-        await submitted(slow, "slow")
+        large, small = await submitted(slow, "large"), await submitted(slow, "small")
         kept = await submitted(other, "b")
         slow.channel._transport.pause_reading()
-        wide = [SampledToken(7)] * 1000
+        wide = [SampledToken(7, TokenLogprobs(7, -1.0, 1, ((7, -1.0),) * 500))]
+        made.engine.say("small", 1)
         for _ in range(5000):
-            if made.lost:
+            if made.engine.cancelled:
                 break
-            made.engine.streams["slow"].put(TokenEvent(list(wide)))
+            made.engine.streams["large"].put(TokenEvent(list(wide)))
             await asyncio.sleep(0)
-        assert made.lost[0][0] == 0 and "bytes wait" in made.lost[0][1]
-        assert made.engine.cancelled == ["slow"]
-        made.engine.say("b", 5, finish_reason=FinishReason.LENGTH)
+        assert made.engine.cancelled == ["large"] and not made.lost
+        for name in ("small", "b"):
+            made.engine.say(name, 5, finish_reason=FinishReason.LENGTH)
         assert [event.tokens[0].token_id async for event in kept] == [5]
+        slow.channel._transport.resume_reading()
+        assert [event async for event in large][-1].finish_reason is FinishReason.ERROR
+        assert [event.tokens[0].token_id async for event in small] == [1, 5]
+
+
+async def test_one_event_larger_than_what_may_wait_reaches_a_front_end_that_reads(monkeypatch):
+    monkeypatch.setattr(hub_module, "MAX_UNREAD_BYTES", 1 << 16)
+    async with pair() as made:
+        events = await submitted(await made.add(), "a")
+        entry = TokenLogprobs(7, -1.0, 1, tuple((number, -1.0) for number in range(100)))
+        made.engine.streams["a"].put(TokenEvent([SampledToken(1)], prompt_logprobs=[None, *[entry] * 3000]))
+        made.engine.say("a", 2, finish_reason=FinishReason.LENGTH)
+        got = [event async for event in events]
+        assert got[0].prompt_logprobs[-1] == entry and got[-1].finish_reason is FinishReason.LENGTH
+        assert not made.engine.cancelled and not made.lost
+
+
+async def test_choices_of_one_prompt_say_it_once(monkeypatch):
+    async with pair() as made:
+        remote = await made.add()
+        requests = {}
+        monkeypatch.setattr(made.engine, "submit_to", lambda request, stream, *, is_further: requests.update(
+            {request.request_id: request}))
+        said = []
+        monkeypatch.setattr(remote.channel, "say", lambda message, say=remote.channel.say: said.append(message) or say(
+            message))
+        asked = [replace(request(f"{at}"), prompt_token_ids=prompt) for prompt in ((1, 2), (3, 4)) for at in (
+            f"{prompt[0]}-0", f"{prompt[0]}-1")]
+        for at, each in enumerate(asked):
+            await remote.submit(each, is_further=at > 0).accepted()
+        assert list(requests.values()) == asked
+        assert [message.request.prompt_token_ids for message in said] == [(1, 2), (), (3, 4), ()]
+        remote.channel.say(w.Submit(9, replace(asked[1], prompt_token_ids=()), True, 77))  # of a prompt that never came
+        await remote.submit(request("z")).accepted()
+        assert len(requests) == 5 and not made.lost
+
+
+async def test_what_fails_in_the_controller_fails_one_request(monkeypatch):
+    async with pair() as made:
+        remote = await made.add()
+        kept = await submitted(remote, "kept")
+        submit_to = made.engine.submit_to
+
+        def bad(request, stream, *, is_further=False):
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(made.engine, "submit_to", bad)
+        with pytest.raises(JettisonError, match="failed"):
+            await remote.submit(request("a")).accepted()
+        monkeypatch.setattr(made.engine, "submit_to", submit_to)
+        monkeypatch.setattr(made.desk, "ask", lambda front, topic, body: {}["x"])
+        with pytest.raises(JettisonError, match="failed"):
+            await remote.ask("echo", 1, int)
+        worse = await submitted(remote, "worse")
+        made.engine.streams["worse"].put(TokenEvent([], error="\ud800"))  # has no bytes
+        made.engine.say("kept", 5, finish_reason=FinishReason.LENGTH)
+        assert [event.tokens[0].token_id async for event in kept] == [5]
+        assert [event async for event in worse][-1].finish_reason is FinishReason.ERROR
+        assert made.engine.cancelled == ["a", "worse"] and not made.lost
+
+
+async def test_what_a_front_end_cannot_write_fails_alone():
+    async with pair() as made:
+        remote = await made.add()
+        bad, good = remote.submit(request("\ud800")), remote.submit(request("b"))
+        with pytest.raises(JettisonError, match="failed"):
+            await bad.accepted()
+        await good.accepted()
+        with pytest.raises(JettisonError, match="failed"):
+            await remote.asked(lambda ask: w.Ask(ask, "\ud800", w.packed(1)))
+        assert list(made.engine.streams) == ["b"]
 
 
 async def test_a_front_end_whose_loop_stands_still_is_given_up(monkeypatch):

@@ -20,6 +20,7 @@ from jettison.errors import (
 )
 from jettison.live.engine.api import EngineInfo, RequestTimings, TokenEvent
 from jettison.live.frontend import wire as w
+from jettison.live.wire.channel import MAX_MESSAGE_BYTES
 from jettison.types import (
     FinishReason,
     Grammar,
@@ -58,7 +59,7 @@ REFUSALS = st.builds(w.Refusal, TEXTS, TEXTS, NUMBERS, st.none() | TEXTS, st.non
 MESSAGES = {
     w.Arrive: st.builds(w.Arrive, NUMBERS, TEXTS),
     w.Claim: st.builds(w.Claim, NUMBERS, NUMBERS, NUMBERS, TEXTS),
-    w.Submit: st.builds(w.Submit, NUMBERS, REQUESTS, st.booleans()),
+    w.Submit: st.builds(w.Submit, NUMBERS, REQUESTS, st.booleans(), st.none() | NUMBERS),
     w.Landed: st.builds(w.Landed, NUMBERS, st.booleans()),
     w.Leave: st.builds(w.Leave, NUMBERS),
     w.Cancel: st.builds(w.Cancel, TEXTS),
@@ -125,3 +126,17 @@ def test_a_refusal_is_raised_as_what_it_was(error):
 
 def test_any_other_error_is_a_failure_of_the_server():
     assert type(w.error_of(w.refusal_of(WorkerLostError("gone")))) is JettisonError
+
+
+def test_what_is_much_comes_in_frames_of_which_none_is_long():
+    messages = [w.Note("t", w.packed(b"x" * (w.FRAME_BYTES // 3))) for _ in range(10)]
+    frames = w.encode_frames(messages)
+    assert len(frames) == 5 and max(map(len, frames)) <= w.FRAME_BYTES + 8
+    reader = w.Frames(is_from_front=True)
+    assert [message for frame in frames for message in reader.feed(frame)] == messages
+
+
+def test_one_message_may_be_longer_than_any_of_a_worker():
+    message = w.Note("t", w.packed(b"x" * (MAX_MESSAGE_BYTES + 1)))
+    (frame,) = w.encode_frames([message])
+    assert list(w.Frames(is_from_front=True).feed(frame)) == [message]

@@ -1,5 +1,5 @@
 """The controller's end of all front ends: their requests go to the one engine, and all that happens in one turn of the
-loop goes back to each as one frame.
+loop goes back to each together.
 
 A front end that is gone takes its requests along, and nothing else. What belongs to no stream (places of keys, books,
 metrics) is kept behind ``Desk``.
@@ -13,6 +13,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
@@ -21,14 +22,17 @@ from jettison.errors import JettisonError, NotReadyError
 from jettison.live.engine.api import EngineClient, EngineInfo, EngineState, TokenEvent
 from jettison.live.engine.stream import Stream
 from jettison.live.frontend import wire as w
-from jettison.live.frontend.channel import Message, TurnChannel
-from jettison.types import Request, RequestId
+from jettison.live.frontend.channel import FAILED, Message, TurnChannel
+from jettison.types import FinishReason, Request, RequestId
 
 logger = logging.getLogger(__name__)
 
-MAX_UNSENT_BYTES = 64 << 20
-"""To one front end. A token takes some 10 bytes here: as many as a thousand streams have in an hour of not reading, or
-the longest log-probabilities of a few prompts."""
+MAX_UNREAD_BYTES = 64 << 20
+"""To one front end since it last read. A token takes some 10 bytes here: as many as a thousand streams have in half a
+minute and more, after which a front end that says nothing is given up. What passes it are log-probabilities: the
+request with the most is ended then."""
+TOKEN_BYTES, LOGPROB_BYTES = 10, 16
+"""Of one on its way, about."""
 STATUS_S = 0.05
 """Between two looks at the engine's state."""
 SLOW_LOOKS = 20
@@ -94,7 +98,7 @@ class Desk(Protocol):
 class HubStream(Stream):
     """Events of one request on their way to a front end."""
 
-    __slots__ = ("first_ns", "front", "has_begun", "num_cached", "num_output", "number")
+    __slots__ = ("first_ns", "front", "has_begun", "num_cached", "num_logprobs", "num_output", "number", "was_failed")
 
     def __init__(self, front: Front, number: int, arrival_ns: int) -> None:
         super().__init__(arrival_ns)
@@ -103,7 +107,10 @@ class HubStream(Stream):
         self.has_begun = False
         """Whether an event has told what only the first one tells."""
         self.num_output = 0
+        self.num_logprobs = 0
         self.num_cached = 0
+        self.was_failed = False
+        """Whether it has ended here, with an error; the engine's word on it comes too late."""
         self.first_ns: int | None = None
         """When its first token came here."""
 
@@ -120,12 +127,26 @@ class HubStream(Stream):
             else:
                 self.front.channel.say(w.Tokens([self.number, tokens[0].token_id]))
             return
+        if self.was_failed:  # the engine hears of it later
+            return
+        self.num_logprobs += sum(len(token.logprobs.top) for token in tokens if token.logprobs is not None)
+        self.num_logprobs += sum(len(entry.top) for entry in event.prompt_logprobs or () if entry is not None)
         if tokens and not self.has_begun:
             self.has_begun, self.first_ns, self.num_cached = True, time.monotonic_ns(), event.num_cached_tokens
         if event.finish_reason is not None:
             self.ended = True
             self.front.streams_over(self)
         self.front.channel.say(w.Event(self.number, event))
+
+    def fail(self, why: str) -> None:
+        """Have it end with an error."""
+        self.put(TokenEvent([], FinishReason.ERROR, error=why))
+        self.was_failed = True
+
+    @property
+    def num_bytes(self) -> int:
+        """That it took on the way so far, about."""
+        return TOKEN_BYTES * self.num_output + LOGPROB_BYTES * self.num_logprobs
 
 
 class Front:
@@ -135,8 +156,7 @@ class Front:
         self.id = front_id
         self._hub = hub
         self.channel = TurnChannel(
-            lambda message: hub.on_message(self, message), lambda why: hub.on_lost(self, why), reads_front=True,
-            max_unsent_bytes=MAX_UNSENT_BYTES)
+            self, reads_front=True, max_unread_bytes=MAX_UNREAD_BYTES, on_unread=lambda: hub.on_unread(self))
         self.streams: dict[RequestId, HubStream] = {}
         self.ids: dict[int, RequestId] = {}
         self.told: w.Status | None = None
@@ -146,7 +166,21 @@ class Front:
         """Times that it was asked for them since."""
         self.refusal: w.Refusal | None = None
         """Of the last request that was the first of its answer."""
+        self.prompt: tuple[int, tuple[int, ...]] | None = None
+        """The last that came, and its stream."""
         self.is_gone = False
+
+    def on_message(self, message: Message) -> None:
+        """See ``Speaker``."""
+        self._hub.on_message(self, message)
+
+    def on_failure(self, message: Message, *, is_own: bool) -> None:
+        """See ``Speaker``."""
+        self._hub.on_failure(self, message)
+
+    def on_lost(self, why: str) -> None:
+        """See ``Speaker``."""
+        self._hub.on_lost(self, why)
 
     def streams_over(self, stream: HubStream) -> None:
         """A stream has had its last event."""
@@ -283,8 +317,46 @@ class Hub:
             return w.Answer(message.ask, w.refusal_of(JettisonError(str(error))))
         return w.Answer(message.ask)
 
+    def on_failure(self, front: Front, message: Message) -> None:
+        """Acting on what it said, or writing what it was to hear, has failed: its request fails, and nothing else."""
+        refusal = w.refusal_of(JettisonError(FAILED))
+        match message:
+            case w.Submit(stream):
+                front.channel.say(w.Refused(stream, refusal))
+                front.refusal = refusal
+                if (request_id := front.ids.pop(stream, None)) is not None:
+                    front.streams.pop(request_id).was_failed = True
+                    self._engine.cancel(request_id)
+            case w.Arrive(ask) | w.Claim(ask) | w.Ask(ask) | w.Answer(ask):
+                front.channel.say(w.Answer(ask, refusal))
+            case w.Event(stream):
+                if (request_id := front.ids.get(stream)) is not None:
+                    self.end(front, request_id, FAILED)
+                else:
+                    front.channel.say(w.Event(stream, TokenEvent([], FinishReason.ERROR, error=FAILED)))
+            case w.Refused(stream):
+                front.channel.say(w.Refused(stream, refusal))
+
+    def end(self, front: Front, request_id: RequestId, why: str) -> None:
+        """End a request of a front end with an error."""
+        front.streams[request_id].fail(why)
+        self._engine.cancel(request_id)
+
+    def on_unread(self, front: Front) -> None:
+        """It does not read, and much waits for it: the request that has the most ends."""
+        largest = max(front.streams.items(), key=lambda item: item[1].num_bytes, default=None)
+        if largest is not None:
+            logger.error("front end %d does not read: its largest request is cancelled", front.id)
+            self.end(front, largest[0], "too much of the answer waits to be sent")
+
     def _submit(self, front: Front, message: w.Submit) -> None:
         request = message.request
+        if message.prompt_of is None:
+            front.prompt = message.stream, request.prompt_token_ids
+        elif front.prompt is not None and front.prompt[0] == message.prompt_of:
+            request = replace(request, prompt_token_ids=front.prompt[1])
+        else:
+            raise JettisonError("the prompt of a further choice has not come")
         if not message.is_further:
             front.refusal = None
         elif front.refusal is not None:  # where the first choice was refused, the others are

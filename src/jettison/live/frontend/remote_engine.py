@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -18,12 +19,10 @@ from jettison.core.ports import StoredWork
 from jettison.errors import JettisonError, NotReadyError, RequestError
 from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, PendingEvents, RequestTimings, TokenEvent
 from jettison.live.frontend import wire as w
-from jettison.live.frontend.channel import Message, TurnChannel
+from jettison.live.frontend.channel import FAILED, Message, TurnChannel
 from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
 from jettison.types import FinishReason, Request, RequestId, SampledToken
 
-MAX_UNSENT_BYTES = 256 << 20
-"""To the controller, which reads at once: as many as all bodies that a front end may hold."""
 LOST = "the server's engine is gone; the request was not completed"
 
 T = TypeVar("T")
@@ -116,12 +115,14 @@ class RemoteEngine:
     """Implements ``EngineClient``. All calls on one asyncio loop."""
 
     def __init__(self) -> None:
-        self.channel = TurnChannel(
-            self._on_message, self._on_lost, reads_front=False, max_unsent_bytes=MAX_UNSENT_BYTES)
+        # What waits for the controller is bounded by the bodies that this front end may hold.
+        self.channel = TurnChannel(self, reads_front=False)
         self._status: w.Status | None = None
         self._streams: dict[int, RemoteEvents] = {}
         self._numbers: dict[RequestId, int] = {}
         self._num_streams = 0
+        self._said_prompt: tuple[int, Sequence[int]] | None = None
+        """The last that was said, and its stream: further choices refer to it."""
         self._asks: dict[int, asyncio.Future[w.Answer]] = {}
         self._num_asks = 0
         self.is_lost = False
@@ -170,7 +171,12 @@ class RemoteEngine:
         number = self._num_streams
         events = self._streams[number] = RemoteEvents(self, request)
         self._numbers[request.request_id] = number
-        self.channel.say(w.Submit(number, request, is_further))
+        said = self._said_prompt
+        if is_further and said is not None and said[1] is request.prompt_token_ids:
+            self.channel.say(w.Submit(number, replace(request, prompt_token_ids=()), is_further, said[0]))
+        else:
+            self._said_prompt = number, request.prompt_token_ids
+            self.channel.say(w.Submit(number, request, is_further))
         return events
 
     def check_queue(self, tenant: str, num_arriving: int = 0) -> None:
@@ -237,7 +243,8 @@ class RemoteEngine:
 
     # --- the channel
 
-    def _on_message(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
+        """See ``Speaker``."""
         match message:
             case w.Tokens(pairs):
                 streams, each = self._streams, iter(pairs)
@@ -281,7 +288,28 @@ class RemoteEngine:
     def _forget(self, number: int) -> None:
         self._numbers.pop(self._streams.pop(number).request.request_id, None)
 
-    def _on_lost(self, why: str) -> None:
+    def on_failure(self, message: Message, *, is_own: bool) -> None:
+        """See ``Speaker``: what waits for it ends with an error."""
+        error = JettisonError(FAILED)
+        match message:
+            case w.Submit(number):
+                if number in self._streams:
+                    events = self._streams[number]
+                    self._forget(number)
+                    events.refuse(error)
+            case w.Event(number):
+                if number in self._streams:
+                    self.cancel(self._streams[number].request.request_id)
+                    events = self._streams[number]
+                    self._forget(number)
+                    events.put(TokenEvent([], FinishReason.ERROR, error=FAILED))
+            case w.Arrive(ask) | w.Claim(ask) | w.Ask(ask) | w.Answer(ask):
+                future = self._asks.get(ask)
+                if future is not None and not future.done():
+                    future.set_exception(error)
+
+    def on_lost(self, why: str) -> None:
+        """See ``Speaker``."""
         self.is_lost = True
         for number in list(self._streams):
             events = self._streams[number]

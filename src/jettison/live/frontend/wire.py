@@ -1,8 +1,9 @@
 """What a front end and the controller say to each other, and its bytes.
 
-A frame is a length and a msgpack list of messages: all that one side has to say in one turn of its loop. Every message
-is an array that begins with its number. The most frequent one by far, a token of a stream without anything beside it,
-has no message of its own: all of a turn are one flat list of integers (``Tokens``).
+A frame is a length and a msgpack list of messages: all that one side has to say in one turn of its loop, or a part of
+it where that is much. A message has no limit: clients decide how large one becomes. Every message is an array that
+begins with its number. The most frequent one by far, a token of a stream without anything beside it, has no message of
+its own: all of a turn are one flat list of integers (``Tokens``).
 
 Both ends run on one machine: times are nanoseconds of its monotonic clock.
 """
@@ -26,6 +27,11 @@ from jettison.live.engine.api import EngineInfo, EngineState, TokenEvent
 from jettison.live.wire.channel import MessageBuffer, framed
 from jettison.live.wire.codec import CodecError
 from jettison.types import Request, RequestId
+
+MOST_BYTES = (1 << 32) - 1
+"""That a length of four bytes can say: the peer is trusted with any."""
+FRAME_BYTES = 1 << 20
+"""Beyond which what one turn has is cut into several frames, so that no end stands still over a very long one."""
 
 # --- refusals
 
@@ -93,7 +99,10 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=3):
     stream: int
     """The front end's, of this choice until its last event."""
     request: Request
+    """Without its prompt where ``prompt_of`` says whose it has."""
     is_further: bool
+    prompt_of: int | None = None
+    """The stream said last with a prompt, which is this one's, too: choices of one prompt need not repeat it."""
 
 
 class Landed(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -218,6 +227,24 @@ def encode_frame(messages: Sequence[FromFront] | Sequence[FromController]) -> by
     return framed(_encoder.encode(messages))
 
 
+def encode_frames(messages: Sequence[FromFront] | Sequence[FromController]) -> list[bytes]:
+    """The same in frames of ``FRAME_BYTES``, or of one message that is longer."""
+    whole = encode_frame(messages)
+    if len(whole) <= FRAME_BYTES or len(messages) == 1:
+        return [whole]
+    frames: list[bytes] = []
+    part: list[msgspec.Raw] = []
+    num_bytes = 0
+    for message in messages:
+        raw = packed(message)
+        if part and num_bytes + len(memoryview(raw)) > FRAME_BYTES:
+            frames.append(framed(_encoder.encode(part)))
+            part, num_bytes = [], 0
+        part.append(raw)
+        num_bytes += len(memoryview(raw))
+    return [*frames, framed(_encoder.encode(part))]
+
+
 def packed(value: object) -> msgspec.Raw:
     """A body of ``Note`` or ``Ask``."""
     return msgspec.Raw(_encoder.encode(value))
@@ -227,7 +254,7 @@ class Frames:
     """Cuts bytes into messages of one direction."""
 
     def __init__(self, *, is_from_front: bool) -> None:
-        self._buffer = MessageBuffer()
+        self._buffer = MessageBuffer(max_bytes=MOST_BYTES)
         self._decoder: msgspec.msgpack.Decoder[Any] = _from_front if is_from_front else _from_controller
 
     def feed(self, data: bytes) -> Iterator[FromFront | FromController]:
@@ -235,6 +262,6 @@ class Frames:
         for frame in self._buffer.feed(data):
             try:
                 messages = self._decoder.decode(frame)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, ValueError) as error:  # also of text that is none
                 raise CodecError(f"not a frame: {error}") from None
             yield from messages
