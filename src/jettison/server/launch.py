@@ -159,9 +159,10 @@ def _most_requests(config: EngineConfig) -> int | None:
     return None if num_queued is None else num_queued + config.scheduler.max_num_seqs * config.instances
 
 
-async def _start(engine: Engine) -> None:
+async def _start(engine: Engine, served: asyncio.Event) -> None:
     await engine.start()
     settle_garbage_collector()
+    await served.wait()
     notify("READY=1", "STATUS=takes requests")
 
 
@@ -232,17 +233,18 @@ async def _close(recorder: TraceRecorder | None, traces: Traces | None, *, waits
 
 async def _run(
     app: Starlette, config: EngineConfig, assembly: Assembly, drain: Callable[[float], Awaitable[None]],
-    keys: KeySource, stop: asyncio.Event,
+    keys: KeySource, stop: asyncio.Event, served: asyncio.Event,
 ) -> int:
-    """Serve until a signal or ``stop``; see ``run_server``."""
+    """Serve until a signal or ``stop``; see ``run_server``. ``served`` is set when clients can connect."""
     state, server = server_state(app), config.server
     on_hangup = None if keys.path is None else lambda: keys.reload(state.keys)
     options: dict[str, Any] = {
         "shutdown_timeout_s": server.shutdown_timeout_s, "on_drain": drain, "on_hangup": on_hangup, "stop": stop}
     if not config.api_servers:
-        return await run_server(app, server.host, server.port, **options)
-    async with front_ends(state, config, assembly.byte_tokens) as listener:
-        return await run_on(app, listener, **options)
+        return await run_server(app, server.host, server.port, on_started=lambda port: served.set(), **options)
+    async with front_ends(state, config, assembly.byte_tokens, on_served=served.set, on_failed=stop.set) as beside:
+        code = await run_on(app, beside.listener, **options)
+    return 1 if beside.fronts.failed.is_set() else code
 
 
 async def _serve(config: EngineConfig) -> int:
@@ -271,15 +273,15 @@ async def _serve(config: EngineConfig) -> int:
         await batches.stop()
         await engine.drain(timeout_s)
 
-    stop = asyncio.Event()
+    stop, served = asyncio.Event(), asyncio.Event()
     # A supervisor restarts a process that ends; a server that answers 503 for ever helps no client.
     engine.on_failure = stop.set
-    starting = asyncio.create_task(_start(engine), name="jettison-start")
+    starting = asyncio.create_task(_start(engine, served), name="jettison-start")
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
     code = 1
     try:
         with _stopped_with_stdin(stop):
-            code = await _run(app, config, assembly, drain, keys, stop)
+            code = await _run(app, config, assembly, drain, keys, stop, served)
     finally:
         if not starting.done():
             starting.cancel()

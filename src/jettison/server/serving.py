@@ -55,8 +55,8 @@ class _Server(uvicorn.Server):
         self._watch = watch
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, on sockets that listen already, and with bounds on the time of a TLS connection's begin and
-        end."""
+        """As uvicorn's, on open sockets, which begin to listen, and with bounds on the time of a TLS connection's begin
+        and end."""
         config, loop = self.config, asyncio.get_running_loop()
 
         def protocol() -> asyncio.Protocol:
@@ -99,9 +99,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-def open_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """Listen. Port 0 takes any free one. ``is_shared``: other sockets of this server listen there, too, and the kernel
-    deals connections out to them. Raises ConfigError."""
+def open_socket(host: str, port: int, *, is_shared: bool = False, listens: bool = True) -> socket.socket:
+    """Listen, or only bind. Port 0 takes any free one. ``is_shared``: other sockets of this server listen there, too,
+    and the kernel deals connections out to them. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named because asyncio turns Nagle's algorithm off only for sockets marked as TCP: with it on,
     # every second small write waits 40 ms for a delayed acknowledgement.
@@ -114,7 +114,10 @@ def open_socket(host: str, port: int, *, is_shared: bool = False) -> socket.sock
             # Else the kernel buffers megabytes for a client that reads nothing, which then looks like one that reads.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         listener.bind((host, port))
-        listener.listen(BACKLOG)
+        if listens:
+            listener.listen(BACKLOG)
+        else:  # until it listens, it is this that keeps another server from the address
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None

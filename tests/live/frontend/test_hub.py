@@ -90,6 +90,9 @@ class RecordingDesk:
             raise RequestError("no", "topic")
         return bytes(body)
 
+    def serves(self, front):
+        self.calls.append(("serves", front))
+
     def gone(self, front):
         self.calls.append(("gone", front))
 
@@ -100,11 +103,12 @@ class Pair:
         self.hub = Hub(engine, desk, lambda front, why: self.lost.append((front, why)))
         self.remotes = []
 
-    async def add(self):
+    async def add(self, on_stop=None):
         ours, theirs = socket.socketpair()
         for each in (ours, theirs):
             each.setblocking(False)
         remote = RemoteEngine()
+        remote.on_stop = on_stop
         await self.hub.add(len(self.remotes), ours)
         await asyncio.get_running_loop().create_connection(lambda: remote.channel, sock=theirs)
         self.remotes.append(remote)
@@ -348,5 +352,35 @@ async def test_a_front_end_whose_loop_stands_still_is_given_up(monkeypatch):
     async with pair() as made:
         remote = await made.add()
         remote.on_tell = lambda: None  # hears it, and does not answer
+        await asyncio.sleep(0.1)
+        assert not made.lost  # it may still begin
+        remote.say(w.Serves())
         await until(lambda: made.lost)
         assert "said nothing" in made.lost[0][1]
+
+
+async def test_a_life_that_is_dropped_leaves_nothing_to_the_next():
+    async with pair() as made:
+        remote = await made.add()
+        await submitted(remote, "a")
+        first = made.hub.fronts[0]
+        made.hub.drop(first, "its process has ended")
+        assert made.engine.cancelled == ["a"] and made.desk.calls.count(("gone", 0)) == 1
+        made.remotes.clear()
+        second = await made.add()
+        kept = await submitted(second, "b")
+        first.on_message(w.Leave(1))
+        await until(lambda: remote.is_lost)
+        assert made.desk.calls.count(("gone", 0)) == 1 and ("leave", 1) not in made.desk.calls
+        made.engine.say("b", 5, finish_reason=FinishReason.LENGTH)
+        assert [event.tokens[0].token_id async for event in kept] == [5]
+        remote.channel.close()
+
+
+async def test_one_that_is_added_at_the_end_is_told_to_end():
+    async with pair() as made:
+        await made.hub.close()
+        ended = []
+        remote = await made.add(on_stop=lambda: ended.append(True))
+        await until(lambda: ended)
+        assert not remote.is_lost

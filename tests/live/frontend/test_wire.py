@@ -66,6 +66,7 @@ MESSAGES = {
     w.FinishEarly: st.builds(w.FinishEarly, TEXTS),
     w.Note: st.builds(w.Note, TEXTS, RAW),
     w.Ask: st.builds(w.Ask, NUMBERS, TEXTS, RAW),
+    w.Serves: st.builds(w.Serves),
     w.Status: st.builds(
         w.Status, st.sampled_from(["loading", "ready", "draining", "failed"]), st.none() | st.floats(0, 9),
         st.none() | st.builds(EngineInfo, TEXTS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.just((1, 2))),

@@ -39,7 +39,7 @@ SLOW_LOOKS = 20
 """Looks after which the time that loading goes on is told again, and front ends are asked for their counts."""
 MOST_UNANSWERED = 30
 """Questions for its counts, one a second, after which a front end that has said nothing is given up: its loop stands
-still. Its start, and the longest work on its loop, take a tenth of that."""
+still. The longest work on its loop takes a tenth of that; its start, before its first word, is not counted."""
 
 COUNTS = "counts"
 """Topic of the note that answers ``Tell``."""
@@ -88,6 +88,10 @@ class Desk(Protocol):
 
     def ask(self, front: FrontId, topic: str, body: bytes) -> bytes | None:
         """Something of the books. Raises JettisonError."""
+        ...
+
+    def serves(self, front: FrontId) -> None:
+        """It takes connections from now on."""
         ...
 
     def gone(self, front: FrontId) -> None:
@@ -162,13 +166,14 @@ class Front:
         self.told: w.Status | None = None
         self.counted: asyncio.Event = asyncio.Event()
         """Set when it has told its counts."""
-        self.num_unanswered = 0
-        """Times that it was asked for them since."""
+        self.num_unanswered: int | None = None
+        """Times that it was asked for them since; None before its first word."""
         self.refusal: w.Refusal | None = None
         """Of the last request that was the first of its answer."""
         self.prompt: tuple[int, tuple[int, ...]] | None = None
         """The last that came, and its stream."""
-        self.is_gone = False
+        self.gone = asyncio.Event()
+        """Set when its requests have ended with it."""
 
     def on_message(self, message: Message) -> None:
         """See ``Speaker``."""
@@ -197,6 +202,7 @@ class Hub:
         self._on_lost = on_lost
         self.fronts: dict[FrontId, Front] = {}
         self._ticker: asyncio.Task[None] | None = None
+        self._is_closing = False
 
     async def add(self, front_id: FrontId, sock: socket.socket) -> Front:
         """Serve a front end at the other end of this socket; it takes the place of an earlier life that is gone."""
@@ -204,12 +210,16 @@ class Hub:
         await asyncio.get_running_loop().create_connection(lambda: front.channel, sock=sock)
         self.fronts[front_id] = front
         self._tell(front)
+        if self._is_closing:
+            front.channel.say(w.Stop())
+            return front
         if self._ticker is None:
             self._ticker = asyncio.create_task(self._tick(), name="jettison-front-ends")
         return front
 
     async def close(self) -> None:
         """Tell all front ends to end."""
+        self._is_closing = True
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
@@ -241,6 +251,11 @@ class Hub:
             for wait in late:
                 wait.cancel()
 
+    def drop(self, front: Front, why: str) -> None:
+        """A front end is gone, whatever its socket still has. Idempotent: a later life of its number has none of it."""
+        front.channel.hang_up(why)
+        self.on_lost(front, why)
+
     # --- status
 
     async def _tick(self) -> None:
@@ -255,6 +270,8 @@ class Hub:
                     self._ask(front)
 
     def _ask(self, front: Front) -> None:
+        if front.num_unanswered is None:
+            return
         if front.num_unanswered >= MOST_UNANSWERED:
             front.channel.hang_up(f"it has said nothing for {MOST_UNANSWERED} s")
             return
@@ -282,7 +299,11 @@ class Hub:
 
     def on_message(self, front: Front, message: Message) -> None:
         """Act on what a front end says."""
+        if front.gone.is_set():
+            return
         desk = self._desk
+        if front.num_unanswered is None:
+            front.num_unanswered = 0
         match message:
             case w.Submit():
                 self._submit(front, message)
@@ -303,6 +324,8 @@ class Hub:
                 if topic == COUNTS:
                     front.num_unanswered = 0
                     front.counted.set()
+            case w.Serves():
+                desk.serves(front.id)
             case w.Claim() | w.Ask():
                 front.channel.say(self._answer(front, message))
 
@@ -375,7 +398,9 @@ class Hub:
 
     def on_lost(self, front: Front, why: str) -> None:
         """A front end is gone. Its requests end here; those of the others do not notice."""
-        front.is_gone = True
+        if front.gone.is_set():
+            return
+        front.gone.set()
         if self.fronts.get(front.id) is front:
             del self.fronts[front.id]
         for request_id in list(front.streams):

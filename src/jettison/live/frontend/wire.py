@@ -145,6 +145,10 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=9):
     body: msgspec.Raw
 
 
+class Serves(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Connections are taken from now on."""
+
+
 # --- from the controller
 
 
@@ -214,7 +218,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=40):
     """End: all requests are over."""
 
 
-FromFront = Arrive | Claim | Submit | Landed | Leave | Cancel | FinishEarly | Note | Ask
+FromFront = Arrive | Claim | Submit | Landed | Leave | Cancel | FinishEarly | Note | Ask | Serves
 FromController = Status | Accepted | Refused | Tokens | Event | Answer | Abort | Tell | Stop
 
 _encoder = msgspec.msgpack.Encoder()

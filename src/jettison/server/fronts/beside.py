@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import cast
+from functools import partial
+from typing import NamedTuple, cast
 
 from jettison.config import EngineConfig
 from jettison.live.frontend.hub import FrontId, StreamEngine
@@ -28,13 +30,35 @@ def forward_socket(path: str) -> socket.socket:
     return listener
 
 
+class Beside(NamedTuple):
+    """The controller's side of its front ends."""
+
+    listener: socket.socket
+    """Where its own application is to be served."""
+    fronts: FrontEnds
+
+
+async def _watch(fronts: FrontEnds, on_served: Callable[[], None], on_failed: Callable[[], None]) -> None:
+    """Tell once which of both it is."""
+    served, failed = (asyncio.create_task(event.wait()) for event in (fronts.served, fronts.failed))
+    try:
+        await asyncio.wait({served, failed}, return_when=asyncio.FIRST_COMPLETED)
+        (on_served if fronts.served.is_set() else on_failed)()
+    finally:
+        served.cancel()
+        failed.cancel()
+
+
 @asynccontextmanager
-async def front_ends(state: ServerState, config: EngineConfig, byte_tokens: int | None) -> AsyncIterator[socket.socket]:
-    """Front ends that serve while this is open; gives the socket on which the controller's own application is to be
-    served. Raises ConfigError where the address cannot be bound."""
+async def front_ends(
+    state: ServerState, config: EngineConfig, byte_tokens: int | None, *, on_served: Callable[[], None],
+    on_failed: Callable[[], None],
+) -> AsyncIterator[Beside]:
+    """Front ends that serve while this is open. ``on_served`` is called when the first one takes connections,
+    ``on_failed`` where none ever does. Raises ConfigError where the address cannot be bound."""
     server, settings = config.server, state.settings
     engine = cast(StreamEngine, state.engine)
-    fronts = FrontEnds(config.api_servers, lambda on_lost: FrontDesk(state, engine, on_lost))
+    fronts = FrontEnds(config.api_servers, partial(FrontDesk, state, engine))
     port = fronts.listen(server.host, server.port)
     with RunFolder() as folder:
         path = f"{folder.path}/http"
@@ -47,11 +71,18 @@ async def front_ends(state: ServerState, config: EngineConfig, byte_tokens: int 
                 reads_traces=settings.trace_request is not None, records=settings.record_request is not None,
                 log_level=str(config.log_level))
 
+        def served() -> None:
+            tell_address(state, server.host, port)
+            on_served()
+
         listener = forward_socket(path)
+        watching: asyncio.Task[None] | None = None
         try:
             fronts.start(start_of)
-            tell_address(state, server.host, port)
-            yield listener
+            watching = asyncio.create_task(_watch(fronts, served, on_failed))
+            yield Beside(listener, fronts)
         finally:
+            if watching is not None:
+                watching.cancel()
             listener.close()
             await fronts.close()

@@ -99,8 +99,13 @@ class FarGeneration:
 class FrontDesk:
     """Implements ``live.frontend.hub.Desk`` and ``state.Fronts`` over the controller's state."""
 
-    def __init__(self, state: ServerState, engine: StreamEngine, on_lost: Callable[[FrontId, str], None]) -> None:
+    def __init__(
+        self, state: ServerState, engine: StreamEngine, on_lost: Callable[[FrontId, str], None],
+        on_serves: Callable[[FrontId], None] = lambda front: None,
+    ) -> None:
+        """``on_serves`` is called when one takes connections."""
         self._state = state
+        self._on_serves = on_serves
         self._engine = engine
         self._places: dict[tuple[FrontId, int], _Place] = {}
         self._under_way: dict[tuple[FrontId, RequestId], FarGeneration] = {}
@@ -211,6 +216,10 @@ class FrontDesk:
         tenant, response_id = _read(body, tuple[str, str])
         stored = self._state.own_responses.get(tenant, response_id)
         return None if stored is None else _packed(stored)
+
+    def serves(self, front: FrontId) -> None:
+        """See ``Desk``."""
+        self._on_serves(front)
 
     def gone(self, front: FrontId) -> None:
         """See ``Desk``."""

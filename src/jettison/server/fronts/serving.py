@@ -7,8 +7,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 
+from jettison.live.frontend import wire as w
 from jettison.live.frontend.remote_engine import RemoteEngine
-from jettison.live.frontend.wire import Status
 from jettison.server.fronts import topics as t
 from jettison.server.fronts.forward import Forward
 from jettison.server.fronts.front import FrontState, create_front
@@ -40,12 +40,18 @@ async def serve_front(
     state = make_state(engine)
     before, engine.on_stop = engine.on_status, stop.set
 
-    def on_status(status: Status) -> None:
+    def on_status(status: w.Status) -> None:
         if before is not None:
             before(status)
         told.set()
 
     engine.on_status = on_status
+
+    def started() -> None:
+        engine.say(w.Serves())
+        if on_started is not None:
+            on_started()
+
     await asyncio.get_running_loop().create_connection(lambda: engine.channel, sock=channel)
     waits = [asyncio.ensure_future(event.wait()) for event in (told, stop)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -53,9 +59,12 @@ async def serve_front(
         wait.cancel()
     try:
         if told.is_set():
+            # ``open_socket`` has taken it away; without it connections of this server that are closed, which the
+            # kernel still keeps, would bar the address to the next one.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             await run_on(
                 create_front(state, Forward(forward_path)), listener, shutdown_timeout_s=ABORT_GRACE_S,
-                on_started=on_started, stop=stop, takes_signals=False)
+                on_started=started, stop=stop, takes_signals=False)
     finally:
         listener.close()
         engine.channel.close()

@@ -2,8 +2,8 @@
 
 Each has a listening socket of its own on the one address (SO_REUSEPORT), bound here and inherited. The kernel deals
 connections out by their addresses: a burst is spread, where one socket for all would give it to the process that wakes
-first, and streams stay where they began. While a front end is down its socket is closed, so the others get all new
-connections; the only one's is kept open, and clients wait in it.
+first, and streams stay where they began. A front end's socket listens once it serves. While it is down the socket is
+closed, so the others get all new connections; the only one's is kept open, and clients wait in it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
+import jettison
 from jettison.config import API_KEY_VARIABLES
-from jettison.errors import ConfigError
-from jettison.live.frontend.hub import FrontId
+from jettison.live.frontend.hub import Front, FrontId
 from jettison.server.fronts.desk import FrontDesk
 from jettison.server.fronts.start import FrontStart
 from jettison.server.serving import open_socket
@@ -34,6 +35,11 @@ FIRST_DELAY_S = 0.1
 """Before a front end is started again; twice as long after each life that was short."""
 MOST_DELAY_S = 10.0
 LONG_LIFE_S = 30.0
+MOST_STARTS = 5
+"""Of each front end while none has ever served; then the server is given up. A lack of memory or descriptors that
+passes does so in their delays, some 3 s; what is wrong with the installation does not."""
+LAST_WORDS_S = 0.5
+"""For what an ended process has said to be read."""
 END_S = 3.0
 """Time for front ends to write their last bytes and end, before they are killed."""
 
@@ -41,14 +47,22 @@ END_S = 3.0
 class FrontEnds:
     """``listen``, then ``start``; ``close`` ends them all. Calls on one asyncio loop."""
 
-    def __init__(self, number: int, desk_of: Callable[[Callable[[FrontId, str], None]], FrontDesk]) -> None:
-        self.desk = desk_of(self._on_lost)
+    def __init__(self, number: int, desk_of: Callable[..., FrontDesk]) -> None:
+        """``desk_of(on_lost, on_serves)`` makes the desk, with its hub."""
+        self.desk = desk_of(self._on_lost, self._on_serves)
         self.desk.num_wanted = number
         self._listeners: dict[FrontId, socket.socket] = {}
         self._address = ("", 0)
         self._processes: dict[FrontId, asyncio.subprocess.Process] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = asyncio.Event()
+        self._serving: set[FrontId] = set()
+        self._num_failed = dict.fromkeys(range(number), 0)
+        """Front end -> its lives, while none has served."""
+        self.served = asyncio.Event()
+        """Set when the first one serves."""
+        self.failed = asyncio.Event()
+        """Set when none ever will."""
 
     def listen(self, host: str, port: int) -> int:
         """Bind; returns the port. Raises ConfigError, also where another server of such sockets has the address."""
@@ -60,7 +74,7 @@ class FrontEnds:
 
     def _listener(self, front: FrontId) -> socket.socket:
         if front not in self._listeners:
-            self._listeners[front] = open_socket(*self._address, is_shared=True)
+            self._listeners[front] = open_socket(*self._address, is_shared=True, listens=False)
         return self._listeners[front]
 
     def start(self, start_of: Callable[[FrontId, int], FrontStart]) -> None:
@@ -81,31 +95,41 @@ class FrontEnds:
             began_s = time.monotonic()
             try:
                 code = await self._live(front, start_of(front, life))
-            except (OSError, ConfigError) as error:
-                logger.error("front end %d does not start: %s", front, error)
+            except Exception:
+                logger.exception("front end %d does not start", front)
             else:
                 if self._closing.is_set():
                     return
                 logger.error("front end %d has ended (%s): its requests are cancelled", front, code)
             life += 1
+            self._num_failed[front] += 1
+            if not self.served.is_set() and min(self._num_failed.values()) >= MOST_STARTS:
+                logger.error("no front end has served in %d starts of each: the server ends", MOST_STARTS)
+                self.failed.set()
+                return
             if time.monotonic() - began_s >= LONG_LIFE_S:
                 delay_s = FIRST_DELAY_S
-            await asyncio.sleep(delay_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), delay_s)
             delay_s = min(MOST_DELAY_S, 2 * delay_s)
 
     async def _live(self, front: FrontId, start: FrontStart) -> int:
         """One life of its process; returns its exit code."""
         ours, theirs = socket.socketpair()
         listener = self._listener(front)
-        environment = {name: value for name, value in os.environ.items() if name not in API_KEY_VARIABLES}
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *COMMAND, str(listener.fileno()), str(theirs.fileno()), stdin=asyncio.subprocess.PIPE,
-                pass_fds=(listener.fileno(), theirs.fileno()), env=environment)
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *COMMAND, str(listener.fileno()), str(theirs.fileno()), stdin=asyncio.subprocess.PIPE,
+                    pass_fds=(listener.fileno(), theirs.fileno()), env=_environment())
+        except BaseException:
+            ours.close()
+            raise
         self._processes[front] = process
+        channel: Front | None = None
         try:
             ours.setblocking(False)
-            await self.desk.hub.add(front, ours)
+            channel = await self.desk.hub.add(front, ours)
             assert process.stdin is not None
             with suppress(ConnectionError):  # its end is told below
                 process.stdin.write(msgspec.json.encode(start))
@@ -114,11 +138,22 @@ class FrontEnds:
             return await process.wait()
         finally:
             del self._processes[front]
-            if self._processes and not self._closing.is_set():
+            self._serving.discard(front)
+            if self._serving and not self._closing.is_set():
                 self._listeners.pop(front).close()
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+            if channel is not None:
+                with suppress(TimeoutError):  # what it said last
+                    await asyncio.wait_for(channel.gone.wait(), LAST_WORDS_S)
+                self.desk.hub.drop(channel, "its process has ended")
+
+    def _on_serves(self, front: FrontId) -> None:
+        """It takes connections."""
+        if front in self._processes:
+            self._serving.add(front)
+            self.served.set()
 
     def _on_lost(self, front: FrontId, why: str) -> None:
         """Its channel is closed: a process that has not ended is of no use."""
@@ -143,3 +178,9 @@ class FrontEnds:
         self._listeners.clear()
 
 
+def _environment() -> dict[str, str]:
+    """Of a front end: without keys, and with the package that runs here."""
+    environment = {name: value for name, value in os.environ.items() if name not in API_KEY_VARIABLES}
+    package_root = str(Path(jettison.__file__).resolve().parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
+    return environment
