@@ -53,6 +53,8 @@ class _Way:
         self._writer = writer
         self._connection = h11.Connection(h11.CLIENT)
         self._is_started = False
+        self._is_wanted = asyncio.Event()
+        """Set when the controller waits for a body that its client has only announced."""
 
     async def go(self, scope: Scope, receive: Receive, send: Send) -> None:
         there = asyncio.create_task(self._there(scope, receive))
@@ -87,12 +89,19 @@ class _Way:
             headers.append((b"host", b"localhost"))
         if has_body and b"content-length" not in names:
             headers.append((b"transfer-encoding", b"chunked"))
+        # What refuses the request before its body is the controller's: only its word has the client send it.
+        waits = has_body and any(
+            name == b"expect" and value.lower() == b"100-continue" for name, value in scope["headers"])
+        if waits:
+            headers.append((b"expect", b"100-continue"))
         headers.append((b"connection", b"close"))
         target = scope.get("raw_path") or scope["path"].encode()
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
         with suppress(OSError):  # what the other side answered meanwhile is read
             await self._write(h11.Request(method=scope["method"], target=target, headers=headers))
+            if waits:
+                await self._is_wanted.wait()  # else the answer ends this
             while has_body:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -124,5 +133,7 @@ class _Way:
             elif isinstance(event, h11.EndOfMessage):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
-            elif not isinstance(event, h11.InformationalResponse):
+            elif isinstance(event, h11.InformationalResponse):
+                self._is_wanted.set()
+            else:
                 raise ConnectionError("the answer was cut off")
