@@ -71,7 +71,8 @@ async def test_kill_9_of_one_ends_its_own_streams_only(fronted):
         await asyncio.to_thread(
             eventually, lambda: before[0] not in front_pids(fronted.pid) and len(front_pids(fronted.pid)) == 2, "begun")
         # The retries, and for the others what they should have got: none goes to the one that does not serve yet.
-        again = await asyncio.gather(*(alone(client.with_options(max_retries=0), number) for number in range(len(results))))
+        once = client.with_options(max_retries=0)
+        again = await asyncio.gather(*(alone(once, number) for number in range(len(results))))
         assert {len(tokens) for tokens in again} == {LENGTH}
         assert all(result == again[number] for number, result in enumerate(results) if number not in lost)
         assert before[0] not in front_pids(fronted.pid) and before[1] in front_pids(fronted.pid)
