@@ -237,6 +237,7 @@ async def test_a_lost_one_ends_its_own_connections_and_keeps_its_counts(serve, n
         assert all(len(each.choices[0].text) == 100 for each in results if each not in lost)
         assert served.state.admission.num_active == 0
         assert served.state.all_metrics().num_generation_tokens >= 3
+        assert served.state.all_metrics()._finished["abort"] == len(lost)
         assert served.state.fronts.health() == {"front_ends": {"alive": num_fronts - 1, "total": num_fronts}}
 
 

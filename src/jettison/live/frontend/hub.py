@@ -95,7 +95,7 @@ class Desk(Protocol):
         ...
 
     def gone(self, front: FrontId) -> None:
-        """A front end is gone with its requests."""
+        """A front end is gone, and its requests end next."""
         ...
 
 
@@ -401,11 +401,11 @@ class Hub:
         if front.gone.is_set():
             return
         front.gone.set()
+        self._desk.gone(front.id)
         if self.fronts.get(front.id) is front:
             del self.fronts[front.id]
         for request_id in list(front.streams):
             self._engine.cancel(request_id)
         front.streams.clear()
         front.counted.set()
-        self._desk.gone(front.id)
         self._on_lost(front.id, why)

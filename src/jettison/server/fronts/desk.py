@@ -81,6 +81,10 @@ class FarGeneration:
         """See ``Generation``."""
         return [self._now(row) for row in self._began.rows[first : first + most]]
 
+    def cut_off(self) -> list[Row]:
+        """Choices that end if its front end does: the others, it has counted."""
+        return [self._now(row) for row in self._began.rows if self._hub.stream(row.request_id) is not None]
+
     def _now(self, row: Row) -> Row:
         stream = self._hub.stream(row.request_id)
         if stream is None:
@@ -226,6 +230,8 @@ class FrontDesk:
         for key in [key for key in self._places if key[0] == front]:
             self.leave(*key)
         for owner, request_id in [key for key in self._under_way if key[0] == front]:
+            for row in self._under_way[owner, request_id].cut_off():
+                self._ended.count_finished("abort", row.num_prompt, row.num_output, None)
             self._over(owner, request_id)
         if (counts := self._counts.pop(front, None)) is not None:
             self._ended.add(counts)
