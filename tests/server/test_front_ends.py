@@ -6,6 +6,7 @@ The whole suite of this folder runs so with ``JETTISON_TEST_API_SERVERS=2``.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 
 import httpx
@@ -14,6 +15,7 @@ import pytest
 from fake_engine import FakeEngine, bytes_of
 from served import eventually, sse_events
 
+from jettison.server.fronts import forward
 from jettison.server.fronts.start import CARRIED, carried, settings_of
 from jettison.server.settings import ServerSettings
 
@@ -174,6 +176,17 @@ async def test_a_body_that_is_announced_is_asked_for_by_the_controller_alone(ser
         assert (await first_line("good", 10**15)).startswith("HTTP/1.1 413 ")
         told = (await first_line("good", len(body))).splitlines()
         assert " 100 " in told[0] and told[1].startswith("HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(("number", "told"), [(errno.EMFILE, forward.FULL), (errno.ECONNREFUSED, forward.GONE)])
+async def test_a_lack_of_descriptors_is_not_told_as_an_end(serve, monkeypatch, number, told):
+    async def fails(path):
+        raise OSError(number, "x")
+
+    async with serve(FakeEngine()) as served:
+        monkeypatch.setattr(asyncio, "open_unix_connection", fails)
+        answer = await served.http.get(f"{served.url}/v1/models")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (503, told)
 
 
 async def test_a_request_of_many_long_prompts_leaves_its_front_end_alive(serve):

@@ -7,19 +7,30 @@ its own, so that an end on either side ends the other.
 from __future__ import annotations
 
 import asyncio
+import errno
 from contextlib import suppress
 
 import h11
 from starlette.types import Receive, Scope, Send
 
+from jettison.server.descriptors import OUT_OF_DESCRIPTORS
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, retry_headers
 
 READ_BYTES = 64 << 10
+
+GONE = "The server's engine is gone; retry later."
+FULL = "The server has too many connections; retry later."
+_IS_FULL = OUT_OF_DESCRIPTORS | {errno.EAGAIN}
+"""Without a descriptor, or with as many connections as wait for the controller."""
 
 _OF_A_CONNECTION = frozenset({
     b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"expect", b"transfer-encoding",
 })  # fmt: skip
 _SET_HERE = _OF_A_CONNECTION | {b"date", b"server"}
+
+
+def _not_ready(why: str) -> ApiError:
+    return ApiError(503, why, code="not_ready", headers=retry_headers(NOT_READY_RETRY_MS))
 
 
 class Forward:
@@ -33,10 +44,8 @@ class Forward:
         """Answer one request."""
         try:
             reader, writer = await asyncio.open_unix_connection(self._path)
-        except OSError:
-            error = ApiError(503, "The server's engine is gone; retry later.", code="not_ready",
-                             headers=retry_headers(NOT_READY_RETRY_MS))
-            await error.response(scope["path"])(scope, receive, send)
+        except OSError as error:
+            await _not_ready(FULL if error.errno in _IS_FULL else GONE).response(scope["path"])(scope, receive, send)
             return
         way = _Way(reader, writer)
         try:
@@ -69,9 +78,7 @@ class _Way:
             except (OSError, h11.RemoteProtocolError):
                 if self._is_started:
                     raise  # the client's connection is cut off, as the answer was
-                error = ApiError(503, "The server's engine is gone; retry later.", code="not_ready",
-                                 headers=retry_headers(NOT_READY_RETRY_MS))
-                await error.response(scope["path"])(scope, receive, send)
+                await _not_ready(GONE).response(scope["path"])(scope, receive, send)
             except h11.LocalProtocolError as error:
                 refusal = ApiError(400, f"The request cannot be read: {error}.", code="invalid_request")
                 await refusal.response(scope["path"])(scope, receive, send)
