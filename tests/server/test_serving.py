@@ -227,8 +227,14 @@ async def test_the_collector_settles_once_the_engine_has_started(monkeypatch):
             order.append("started")
 
     monkeypatch.setattr(launch, "settle_garbage_collector", lambda: order.append("settled"))
-    await launch._start(Starting())
-    assert order == ["started", "settled"]
+    monkeypatch.setattr(launch, "notify", lambda *told: order.append(told[0]))
+    served = asyncio.Event()
+    starting = asyncio.create_task(launch._start(Starting(), served))
+    await eventually(lambda: len(order) == 2)
+    assert not starting.done()  # no client can connect yet
+    served.set()
+    await starting
+    assert order == ["started", "settled", "READY=1"]
 
 
 async def test_the_launcher_hands_every_limit_on(tmp_path, monkeypatch):
