@@ -94,12 +94,7 @@ class HostDoor:
         process, self._process = self._process, None
         if process is None:
             return
-        try:
-            await asyncio.wait_for(process.wait(), _CLOSE_TIMEOUT_S)
-        except TimeoutError:
-            log.warning("the process that takes keepers does not end and is killed")
-            process.kill()
-            await process.wait()
+        await ended(process, "the process that takes keepers", _CLOSE_TIMEOUT_S)
 
     def _tell(self, command: h.OpenDoor | h.DoorCommand) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -117,3 +112,14 @@ class HostDoor:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()  # should it live: no keeper may, of which nothing is heard any more
         self._on_end()
+
+
+async def ended(process: asyncio.subprocess.Process, what: str, timeout_s: float) -> None:
+    """Wait for the end of a process that has been told to end; kill it where it does not. ``what``: its name for the
+    log."""
+    try:
+        await asyncio.wait_for(process.wait(), timeout_s)
+    except TimeoutError:
+        log.warning("%s does not end and is killed", what)
+        process.kill()
+        await process.wait()

@@ -15,6 +15,7 @@ import msgspec
 
 from jettison.device.spec import HOST
 from jettison.errors import JettisonError, UserError
+from jettison.live.engine.host_door import ended
 from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.host.keeper import worker_environment
 from jettison.live.wire import placing as p
@@ -177,12 +178,7 @@ async def _end(driver: asyncio.subprocess.Process) -> None:
     """Tell it that it is not needed, and kill it where it does not end."""
     assert driver.stdin is not None
     driver.stdin.close()
-    try:
-        await asyncio.wait_for(driver.wait(), _CLOSE_TIMEOUT_S)
-    except TimeoutError:
-        log.warning("Ray's driver does not end and is killed")
-        driver.kill()
-        await driver.wait()
+    await ended(driver, "Ray's driver", _CLOSE_TIMEOUT_S)
 
 
 def _set(future: asyncio.Future, value: object) -> None:
