@@ -31,7 +31,7 @@ RATED_S = 4
 
 @contextmanager
 def prometheus(url, folder):
-    """Scrapes the server five times a second; the address of its API."""
+    """Scrapes the server twice a second; the address of its API."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("there is no prometheus (Debian's package)")
@@ -39,7 +39,7 @@ def prometheus(url, folder):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     host = url.partition("://")[2]
-    scrape = {"job_name": "jettison", "scrape_interval": "200ms", "scrape_timeout": "200ms",
+    scrape = {"job_name": "jettison", "scrape_interval": "500ms", "scrape_timeout": "500ms",
               "static_configs": [{"targets": [host]}]}  # fmt: skip
     (folder / "p.yaml").write_text(yaml.safe_dump({"scrape_configs": [scrape]}))
     arguments = [program, f"--config.file={folder / 'p.yaml'}", f"--storage.tsdb.path={folder / 'data'}",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import itertools
+import json
 import re
 
-import httpx
 import openai
 import pytest
-from e2e_server import KEY, MODEL, eventually
+from e2e_server import KEY, MODEL, WAIT_S, eventually
 
 pytestmark = pytest.mark.live
 
@@ -288,11 +289,11 @@ def test_leaving_without_an_answer_frees_the_memory(server):
     """Not streaming: nothing has been written to this client when it goes."""
     server.wait_idle()
     cancelled = server.metric("jettison:cancelled_total")
-    with httpx.Client() as http:
-        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 1400, "ignore_eos": True}
-        request = http.build_request("POST", f"{server.url}/v1/completions", json=body, timeout=0.15)
-        with pytest.raises(httpx.ReadTimeout):
-            http.send(request)
+    connection = http.client.HTTPConnection("127.0.0.1", server.process.port, timeout=WAIT_S)
+    body = json.dumps({"model": MODEL, "prompt": PROMPT, "max_tokens": 1400, "ignore_eos": True})
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    eventually(lambda: server.metric("vllm:num_requests_running"), "the request runs")
+    connection.close()
     server.wait_idle()
     assert server.metric("jettison:cancelled_total") == cancelled + 1
 
