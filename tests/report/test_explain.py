@@ -76,6 +76,7 @@ def test_other_decisions() -> None:
     ("freed_bytes", 3 << 20, "freed bytes 3 MiB"), ("bytes_to_kv", 1 << 20, "bytes to kv 1 MiB"),
     ("sufficient", True, "sufficient yes"), ("stalled_requests", 1234, "stalled requests 1,234"),
     ("homes", {1: [0, 2]}, "homes 1: 0, 2"), ("load", 1.23456, "load 1.235"),
+    ("stay_request_s", 265.6, "stay 265.6 request-seconds"),
 ])
 def test_fields_are_read_by_their_units(name, value, shown) -> None:
     assert format_field(name, value) == shown

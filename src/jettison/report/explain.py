@@ -27,11 +27,16 @@ FOLDED = ("rebalance", "migrate", "pack", "give up step", "preempt")
 
 
 def format_field(name: str, value: Any) -> str:
-    """``freed_bytes=1048576`` -> ``freed 1 MiB``: the unit from the name's end."""
+    """``freed_bytes=1048576`` -> ``freed 1 MiB``: the unit from the name's end.
+
+    ``stay_request_s=265.6`` -> ``stay 265.6 request-seconds``.
+    """
     words = name.split("_")
     label, stem, unit = " ".join(words), " ".join(words[:-1]), words[-1]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"{label} {_listed(value)}"
+    if words[-2:] == ["request", "s"]:
+        return f"{' '.join(words[:-2])} {format_number(float(value))} request-seconds"
     if unit == "s" and stem:
         return f"{stem} {format_value(float(value), 's')}"
     if unit == "ms":
