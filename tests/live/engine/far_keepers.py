@@ -20,6 +20,11 @@ class ProcessPlacer:
     """``host_of``: a worker's host; ``ips``: by host; ``prefix``: of the keeper's command, by host; ``fails``: places
     nothing while it is set. ``tells_ends``: of keepers' processes."""
 
+    why_none = None
+
+    async def able(self):
+        """At once."""
+
     def __init__(self, host_of=str, ip_of=lambda host: "127.0.0.1", own_ip="127.0.0.1", prefix=lambda host: ()):
         self.host_of, self.ip_of, self.own_ip, self.prefix = host_of, ip_of, own_ip, prefix
         self.fails = None

@@ -108,6 +108,12 @@ class PretendingSpawner:
     def host_of(self, worker):
         return self.hosts()[worker // 2]
 
+    def troubles(self):
+        return ()
+
+    async def able(self, worker):
+        """At once."""
+
     def empty_shared_copies(self):
         self.num_emptied += 1
 

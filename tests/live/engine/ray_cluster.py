@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import re
 import secrets
+import socket
 import subprocess
 import sys
+import threading
+
+import psutil
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 WHY_NOT = "Ray is not installed: pip install 'jettison[ray]'"
@@ -27,14 +33,10 @@ class RayHead:
 
     def __init__(self, num_cpus=16):
         self.token = secrets.token_hex(32)
-        environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
-        self._before = {name: os.environ.get(name) for name in environment}
-        os.environ.update(environment)  # drivers of this process' spawners show it, too
-        # What Ray's processes import, actors of ours among it.
-        paths = os.pathsep.join(filter(None, [os.path.abspath("src"), os.environ.get("PYTHONPATH")]))
+        self._set_environment()
         self._process = subprocess.Popen(
             (sys.executable, "-c", _HEAD, str(num_cpus)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": paths, "RAY_memory_monitor_refresh_ms": "0"}, start_new_session=True,
+            env=self._own_environment(), start_new_session=True,
         )
         self.address = self._process.stdout.readline().decode().strip()
         assert self.address, "Ray did not start"
@@ -50,8 +52,63 @@ class RayHead:
         except subprocess.TimeoutExpired:  # it waits for a head that a test has ended
             self._process.kill()
             self._process.wait()
+        self._restore_environment()
+
+    def _set_environment(self):
+        """Drivers of this process' spawners show the token, too."""
+        environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
+        self._before = {name: os.environ.get(name) for name in environment}
+        os.environ.update(environment)
+
+    def _own_environment(self):
+        """With what Ray's processes import, actors of ours among it."""
+        paths = os.pathsep.join(filter(None, [os.path.abspath("src"), os.environ.get("PYTHONPATH")]))
+        return os.environ | {"PYTHONPATH": paths, "RAY_memory_monitor_refresh_ms": "0"}
+
+    def _restore_environment(self):
         for name, value in self._before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+class FixedHead(RayHead):
+    """A head at a port of its own, which may be killed with all that it has started, and started again there: it has
+    forgotten everything then."""
+
+    def __init__(self, num_cpus=16):
+        self.num_cpus = num_cpus
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.token = secrets.token_hex(32)
+        self._set_environment()
+        self.start()
+
+    def start(self):
+        self._process = subprocess.Popen(
+            (sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", str(self.port),
+             "--num-cpus", str(self.num_cpus), "--include-dashboard", "false", "--object-store-memory",
+             str(80 << 20), "--disable-usage-stats"),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=self._own_environment(), start_new_session=True,
+        )  # fmt: skip
+        for line in self._process.stdout:
+            found = re.search(r"--address=.?([\d.]+:\d+)", line)
+            if found is not None:
+                self.address = found[1]
+                break
+        else:
+            raise AssertionError("Ray did not start")
+        threading.Thread(target=self._process.stdout.read, daemon=True).start()
+
+    def kill(self):
+        for process in [*psutil.Process(self._process.pid).children(recursive=True), psutil.Process(self._process.pid)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+
+    def close(self):
+        if self._process.poll() is None:
+            self.kill()
+        self._restore_environment()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from host_engines import answers, engine_of, until
-from ray_cluster import HAS_RAY, WHY_NOT, RayHead
+from ray_cluster import HAS_RAY, WHY_NOT, FixedHead, RayHead
 
 from jettison.device.model.create import create_model
 from jettison.errors import UserError
@@ -20,6 +24,7 @@ from jettison.live.engine.engine import Engine
 from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.engine.spawn_ray import RayPlacer, ray_spawner, room_of
 from jettison.live.wire.placing import Room
+from waiting import PATIENCE_S
 
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason=WHY_NOT)
 pytestmark = pytest.mark.live
@@ -120,6 +125,102 @@ async def test_ray_s_driver_and_head_may_die_while_tokens_flow(folder: Path, hea
         assert await answers(engine, prompts()) == expected
     finally:
         await engine.close()
+
+
+def counted(head: RayHead) -> tuple[float, list[str]]:
+    """Cores that Ray counts as free, and the states of its placement groups, as a driver of another user sees it."""
+    code = (
+        "import ray, json, sys; from ray.util.placement_group import placement_group_table as table\n"
+        "ray.init(address=sys.argv[1], log_to_driver=False)\n"
+        "free = ray.available_resources().get('CPU', 0.0)\n"
+        "print(json.dumps([free, [g['state'] for g in table().values() if g['state'] != 'REMOVED']]))"
+    )
+    said = subprocess.run((sys.executable, "-c", code, head.address), capture_output=True, text=True, check=True)
+    free, states = json.loads(said.stdout.splitlines()[-1])
+    return free, states
+
+
+@needs_ray
+async def test_a_driver_after_another_adopts_its_room_and_a_server_that_ends_gives_it_back(folder: Path) -> None:
+    """There is room for two workers and no more: what is counted twice would leave none."""
+    head = RayHead(num_cpus=2)
+    engine = engine_of(folder, None, instances=2, launcher="ray", ray_address=head.address, lease=30)
+    try:
+        await engine.start()
+        assert counted(head) == (0.0, ["CREATED"])
+        placer = placer_of(engine)
+        before = placer.pid
+        os.kill(before or 0, signal.SIGKILL)
+        await until(lambda: placer.why_none is not None)
+        assert engine.snapshot().troubles == (placer.why_none,)
+        assert counted(head) == (0.0, ["CREATED"]), "what runs is counted while there is no driver"
+        await until(lambda: placer.why_none is None)
+        assert placer.pid != before and engine.snapshot().troubles == ()
+        assert counted(head) == (0.0, ["CREATED"])
+        worker = psutil.Process(engine._crew.pids[1])  # type: ignore[union-attr]
+        worker.parent().parent().kill()  # type: ignore[union-attr]
+        await until(lambda: not engine.core.state.workers[1].alive)
+        await until(lambda: engine.core.state.workers[1].alive)
+        assert counted(head) == (0.0, ["CREATED"])
+    finally:
+        await engine.close()
+    try:
+        await until(lambda: counted(head) == (2.0, []))
+    finally:
+        head.close()
+
+
+@needs_ray
+async def test_a_head_that_returns_without_what_it_knew_counts_once_what_has_lived_on(folder: Path) -> None:
+    expected = await expected_answers(folder)
+    head = FixedHead(num_cpus=2)
+    engine = engine_of(folder, None, instances=2, launcher="ray", ray_address=head.address, lease=30)
+
+    async def head_dies(engine: Engine) -> None:
+        head.kill()
+        await until(lambda: placer_of(engine).why_none is not None)
+        assert engine.snapshot().troubles == (placer_of(engine).why_none,)
+
+    try:
+        await engine.start()
+        assert await answers(engine, prompts(), head_dies) == expected
+        assert all(w.alive for w in engine.core.state.workers.values())
+        head.start()
+        await until(lambda: placer_of(engine).why_none is None)
+        assert counted(head) == (0.0, ["CREATED"]) and engine.snapshot().troubles == ()
+        worker = psutil.Process(engine._crew.pids[1])  # type: ignore[union-attr]
+        worker.parent().parent().kill()  # type: ignore[union-attr]
+        await until(lambda: not engine.core.state.workers[1].alive)
+        await until(lambda: engine.core.state.workers[1].alive)
+        assert counted(head) == (0.0, ["CREATED"])
+        assert await answers(engine, prompts()) == expected
+    finally:
+        await engine.close()
+        head.close()
+
+
+@needs_ray
+def test_a_server_that_is_killed_gives_its_room_back_after_a_while(head: RayHead) -> None:
+    """With its driver, which cannot do that any more."""
+    code = (
+        "import sys, time\n"
+        "from jettison.live.host import ray_room, placer\n"
+        "from jettison.live.wire import placing as p\n"
+        "ray_room.GRACE_S = 2.0\n"
+        "room = p.Room(num_cpus=3, num_gpus=0, memory_bytes=0)\n"
+        "opening = p.Open(address=sys.argv[1], rooms=[room], strategy='pack', timeout_s=30.0, name='left-behind')\n"
+        "print(placer.RayDriver(2).open(opening), flush=True); time.sleep(1000)"
+    )
+    driver = subprocess.Popen((sys.executable, "-c", code, head.address), stdout=subprocess.PIPE, text=True)
+    try:
+        assert driver.stdout is not None
+        assert "Opened" in driver.stdout.readline()
+    finally:
+        driver.kill()
+        driver.wait()
+    deadline_s = time.monotonic() + PATIENCE_S
+    while counted(head) != (16.0, []):
+        assert time.monotonic() < deadline_s
 
 
 @needs_ray

@@ -1,23 +1,36 @@
-"""Ray's driver as a process that does not answer: what waits for it has a limit, and none is left. Needs no Ray."""
+"""Ray's driver as a process that does not answer, ends, or loses its head: what waits for it has a limit, another one
+is started, what lives is told to it, and none is left. Needs no Ray."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
+from pathlib import Path
 
+import msgspec
 import pytest
+from host_engines import until
 
-from jettison.errors import UserError
+from jettison.errors import JettisonError, UserError
 from jettison.live.engine import spawn_ray
-from jettison.live.wire.placing import Room
+from jettison.live.engine.spawn_far import FarSpawner
+from jettison.live.wire import placing as p
+from jettison.live.wire.host_orders import KeeperPost
 from waiting import PATIENCE_S
+
+ROOMS = [p.Room(num_cpus=1, num_gpus=0, memory_bytes=0)] * 2
+
+
+def post(number=0, life=0):
+    return KeeperPost(number=number, life=life, address="tcp:10.0.0.1:1", token_hex="00", lease_s=2.0, authority_pem="")
 
 
 @pytest.fixture
 def placer(monkeypatch):
     monkeypatch.setattr(spawn_ray, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(1000)"))
-    return spawn_ray.RayPlacer([Room(num_cpus=1, num_gpus=0, memory_bytes=0)], "nowhere:1", "pack", room_timeout_s=0.0)
+    return spawn_ray.RayPlacer(ROOMS, "nowhere:1", "pack", room_timeout_s=0.0)
 
 
 async def test_a_start_of_ray_has_a_limit(placer, monkeypatch):
@@ -39,3 +52,108 @@ async def test_a_start_of_ray_that_is_given_up_leaves_no_driver(placer):
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     await placer.close()
+
+
+class Driven:
+    """A placer over a double, that has joined."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.placer = spawn_ray.RayPlacer(ROOMS, "nowhere:1", "pack")
+
+    def openings(self):
+        names = sorted(self.folder.glob("open-*"), key=lambda path: int(path.name.split("-")[1]))
+        return [msgspec.json.decode(path.read_bytes(), type=p.Open) for path in names]
+
+    async def joined(self, num):
+        await until(lambda: len(self.openings()) == num and self.placer.why_none is None)
+
+    def kill(self):
+        os.kill(self.placer.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+async def driven(tmp_path, monkeypatch):
+    double = Path(__file__).with_name("driver_double.py")
+    monkeypatch.setattr(spawn_ray, "_COMMAND", (sys.executable, str(double), str(tmp_path)))
+    monkeypatch.setattr(spawn_ray, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(spawn_ray, "MAX_PAUSE_S", 0.1)
+    now = Driven(tmp_path)
+    await now.placer.open()
+    yield now
+    await now.placer.close()
+    assert now.placer.pid is None
+
+
+async def test_a_driver_after_another_adopts_its_room_and_hears_where_keepers_live(driven):
+    await driven.placer.place(post(0))
+    await driven.placer.place(post(1))
+    await driven.placer.remove(post(1))
+    driven.kill()
+    await driven.joined(2)
+    first, second = driven.openings()
+    assert (first.name, first.homes, second.homes) == (second.name, {}, {0: "10.0.0.2"}) and first.name
+
+
+async def test_what_waits_for_a_place_hears_that_the_driver_has_ended_and_one_that_lives_is_unwatched(driven):
+    await driven.placer.place(post(0))
+    watching = asyncio.create_task(driven.placer.ended(post(0)))
+    (driven.folder / "silent").touch()
+    placing = asyncio.create_task(driven.placer.place(post(1)))
+    await asyncio.sleep(0)
+    driven.kill()
+    with pytest.raises(JettisonError, match="Ray's driver has ended"):
+        await asyncio.wait_for(placing, PATIENCE_S)
+    with pytest.raises(JettisonError, match="does not watch it any more: Ray's driver has ended"):
+        await asyncio.wait_for(watching, PATIENCE_S)
+
+
+async def test_while_there_is_no_cluster_it_says_why_nothing_can_be_placed_and_what_can_wait_waits(driven):
+    (driven.folder / "no-room").write_text("its head is off")
+    driven.kill()
+    await until(lambda: "its head is off" in (driven.placer.why_none or ""))
+    with pytest.raises(JettisonError, match="nothing new can be placed on Ray's hosts: its head is off"):
+        await driven.placer.place(post(0))
+    able = asyncio.create_task(driven.placer.able())
+    await asyncio.sleep(0)
+    assert not able.done()
+    (driven.folder / "no-room").unlink()
+    await asyncio.wait_for(able, PATIENCE_S)
+    assert await driven.placer.place(post(0)) == b"\0"
+
+
+async def test_a_head_that_is_away_is_told_of_while_the_driver_lives_and_when_it_is_back_another_joins(driven):
+    await driven.placer.place(post(0))
+    pid = driven.placer.pid
+    (driven.folder / "silent").touch()
+    placing = asyncio.create_task(driven.placer.place(post(1)))
+    (driven.folder / "away").write_text("refused")
+    with pytest.raises(JettisonError, match="its head does not answer: refused"):
+        await asyncio.wait_for(placing, PATIENCE_S)
+    assert driven.placer.pid == pid and "does not answer: refused" in driven.placer.why_none
+    (driven.folder / "away").unlink()
+    await driven.joined(2)
+    assert driven.placer.pid != pid and driven.openings()[1].homes == {0: "10.0.0.2"}
+
+
+async def test_a_driver_that_does_not_place_is_followed_by_another(driven, monkeypatch):
+    monkeypatch.setattr(spawn_ray, "PLACE_TIMEOUT_S", 0.05)
+    (driven.folder / "silent").touch()
+    with pytest.raises(JettisonError, match=r"not placed it in 0\.05 s"):
+        await driven.placer.place(post(0))
+    await driven.joined(2)
+
+
+async def test_a_spawner_says_so_and_keeps_only_those_waiting_that_need_a_keeper(driven):
+    spawner = FarSpawner(driven.placer)
+    assert spawner.troubles() == ()
+    (driven.folder / "no-room").write_text("no head")
+    driven.kill()
+    await until(lambda: "no head" in (driven.placer.why_none or ""))
+    assert spawner.troubles() == ("nothing new can be placed on Ray's hosts: no head",)
+    able = asyncio.create_task(spawner.able(0))
+    await asyncio.sleep(0)
+    assert not able.done()
+    (driven.folder / "no-room").unlink()
+    await asyncio.wait_for(able, PATIENCE_S)
+    assert spawner.troubles() == ()

@@ -147,7 +147,8 @@ class EngineSnapshot:
     slo: Objectives = UNKNOWN_OBJECTIVES
     """Of online requests, as they are known now."""
     troubles: tuple[str, ...] = ()
-    """Why workers that live cannot serve again yet, a line each: weights that no worker has, and what to do."""
+    """Why workers that live cannot serve again yet, or dead ones cannot be started, a line each: weights that no worker
+    has, and what to do; hosts on which nothing can be placed."""
     weights: str | None = None
     """Digest of the weights that are served; None before they are read."""
     own_products: tuple[str, ...] = ()

@@ -114,6 +114,15 @@ class Crew:
         """Process ids of the workers that live."""
         return {worker: life.handle.pid for worker, life in self._lives.items() if life.is_up}
 
+    @property
+    def troubles(self) -> Sequence[str]:
+        """See ``Spawner.troubles``."""
+        return self._spawner.troubles()
+
+    async def able(self, worker: WorkerId) -> None:
+        """See ``Spawner.able``."""
+        await self._spawner.able(worker)
+
     def life(self, worker: WorkerId) -> int:
         """Which life of a worker is the present one."""
         return self._lives[worker].number

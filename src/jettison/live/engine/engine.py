@@ -118,7 +118,7 @@ class Engine:
         )
         self._restarter = Restarter(
             self._crew.restart, self._on_worker_joined, self._on_worker_gone,
-            max_restarts=faults.max_worker_restarts, window_s=RESTART_WINDOW_S,
+            max_restarts=faults.max_worker_restarts, window_s=RESTART_WINDOW_S, able=self._crew.able,
         )
         ready = await self._crew.start()
         self._loading.all_read()
@@ -335,8 +335,7 @@ class Engine:
         """See ``EngineClient.snapshot``."""
         if self._driver is None or self._crew is None:
             return EngineSnapshot(self._state, self._config.memory.block_size)
-        pids = self._crew.pids
-        snapshot = take_snapshot(self._driver, self._state, self._config, pids)
+        snapshot = take_snapshot(self._driver, self._state, self._config, self._crew.pids, self._crew.troubles)
         snapshot.weights = self._weights_digest
         snapshot.own_products, snapshot.products_of_some = self._own_products.all, self._own_products.of_some
         return snapshot

@@ -42,12 +42,17 @@ class RestartBudget:
         return float(FIRST_PAUSE_S * (MAX_PAUSE_S / FIRST_PAUSE_S) ** share)
 
 
+async def at_once(worker_id: WorkerId) -> None:
+    """A start can always be tried."""
+
+
 class Restarter:
     """Brings dead workers back. All calls on one asyncio loop.
 
     ``start`` runs one new life to its WorkerReady, or raises: whatever it raises (a worker's own error, or OSError of
     a machine that is out of memory or descriptors just now) is a failed attempt. ``on_joined`` is called in the same
-    moment, so that no end of the new life can overtake it; ``on_gone`` when a worker stays down.
+    moment, so that no end of the new life can overtake it; ``on_gone`` when a worker stays down. ``able`` returns once
+    a start can be tried at all: waiting for that costs no attempt, and holds up no other worker.
     """
 
     def __init__(
@@ -58,8 +63,10 @@ class Restarter:
         *,
         max_restarts: int,
         window_s: float,
+        able: Callable[[WorkerId], Awaitable[None]] = at_once,
     ) -> None:
         self._start = start
+        self._able = able
         self._on_joined = on_joined
         self._on_gone = on_gone
         self._limits = (max_restarts, window_s)
@@ -93,7 +100,11 @@ class Restarter:
     async def _started_again(self, worker_id: WorkerId) -> m.WorkerReady | None:
         """The new life that came up, after as many attempts as the budget has; None when it has no more."""
         budget = self._budgets.setdefault(worker_id, RestartBudget(*self._limits))
-        while (pause_s := budget.next_pause_s(time.monotonic())) is not None:
+        while True:
+            await self._able(worker_id)
+            pause_s = budget.next_pause_s(time.monotonic())
+            if pause_s is None:
+                return None
             await asyncio.sleep(pause_s)
             try:
                 async with self._turn:
@@ -102,4 +113,3 @@ class Restarter:
                 log.error("worker %d could not be started again: %s", worker_id, error)
             except Exception:
                 log.exception("worker %d could not be started again", worker_id)
-        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jettison.config import EngineConfig
 from jettison.core.load.bubbles import StageTimes
@@ -15,9 +15,10 @@ from jettison.types import NANOSECONDS, WorkerId
 
 
 def take_snapshot(
-    driver: CoreDriver, state: EngineState, config: EngineConfig, pids: Mapping[WorkerId, int]
+    driver: CoreDriver, state: EngineState, config: EngineConfig, pids: Mapping[WorkerId, int],
+    troubles: Sequence[str] = (),
 ) -> EngineSnapshot:
-    """Read everything at one moment; cheap."""
+    """Read everything at one moment; cheap. ``troubles``: of starting workers, beside the core's own."""
     core = driver.core
     groups = [
         GroupSnapshot(
@@ -66,7 +67,7 @@ def take_snapshot(
     num_unplaced = len(core.state.unplaced_online())
     return EngineSnapshot(
         state, config.memory.block_size, groups, workers, totals, core.ladder.gauges(), num_unplaced=num_unplaced,
-        num_unplaced_offline=len(core.state.unplaced) - num_unplaced, troubles=core.recoveries.troubles,
+        num_unplaced_offline=len(core.state.unplaced) - num_unplaced, troubles=(*core.recoveries.troubles, *troubles),
         checkpoint_lag_blocks=core.ladder.lag_blocks, num_devices_wanted=devices_wanted(core), slo=core.objectives,
         wakes_s=core.ladder.wakes_s,
     )

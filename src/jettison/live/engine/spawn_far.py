@@ -40,6 +40,13 @@ JOIN_TIMEOUT_S = 4 * HANDSHAKE_TIMEOUT_S
 class Placer(Protocol):
     """Puts keepers on hosts. A keeper's number is its worker's id. All calls on the crew's loop; none blocks it."""
 
+    @property
+    def why_none(self) -> str | None:
+        """Why no keeper can be placed now; None: one can, as far as is known."""
+
+    async def able(self) -> None:
+        """Returns once one can."""
+
     async def open(self) -> str:
         """Find room for all; returns the IP address of this host that all others reach. Raises OSError, UserError."""
 
@@ -233,6 +240,17 @@ class FarSpawner:
         assert host is not None, "it has not started"
         return host
 
+    def troubles(self) -> Sequence[str]:
+        """See ``Spawner.troubles``."""
+        why = self._placer.why_none
+        return () if why is None else (why,)
+
+    async def able(self, worker: WorkerId) -> None:
+        """See ``Spawner.able``."""
+        keeper = self._keepers.get(worker)
+        if keeper is None or keeper.is_over:
+            await self._placer.able()
+
     def empty_shared_copies(self) -> None:
         """See ``Spawner.empty_shared_copies``."""
         for keeper in self._keepers.values():
@@ -269,15 +287,12 @@ class FarSpawner:
             self._server.expect(post)
             await self._placer.admit(post, certificate.decode())
             late = asyncio.get_running_loop().call_later(JOIN_TIMEOUT_S, self._not_joined, keeper)
-            await self._placer.ended(post)
+            await self._until_ended(keeper)
             keeper.give_up("its keeper has ended")
         except asyncio.CancelledError:
             await self._remove(post)
             raise
         except Exception as error:  # whatever it is, no keeper comes of it, and what waits for one must hear that
-            if keeper.host is not None:
-                log.warning("nothing tells of the keeper of worker %d any more but its lease: %s", post.number, error)
-                return
             is_known = isinstance(error, OSError | JettisonError)
             log.error("no keeper for worker %d: %s", post.number, error, exc_info=not is_known)
             keeper.give_up(f"its keeper: {error}")
@@ -285,6 +300,17 @@ class FarSpawner:
         finally:
             if late is not None:
                 late.cancel()
+
+    async def _until_ended(self, keeper: _Keeper) -> None:
+        """Where nothing tells of a keeper that has joined any more, its lease does: this is cancelled then."""
+        try:
+            await self._placer.ended(keeper.post)
+        except (OSError, JettisonError) as error:
+            if keeper.host is None:
+                raise
+            number = keeper.post.number
+            log.warning("nothing tells of the keeper of worker %d any more but its lease: %s", number, error)
+            await asyncio.Event().wait()
 
     async def _open_door(self, authority: Authority) -> None:
         """Where what takes keepers has ended, start it again, once no lease that it has granted lasts. Raises OSError,

@@ -65,6 +65,13 @@ class LocalSpawner:
         """See ``Spawner.host_of``."""
         return self._placements.get(worker, Placement()).machine
 
+    def troubles(self) -> Sequence[str]:
+        """See ``Spawner.troubles``."""
+        return ()
+
+    async def able(self, worker: WorkerId) -> None:
+        """See ``Spawner.able``."""
+
     def empty_shared_copies(self) -> None:
         """See ``Spawner.empty_shared_copies``."""
         for keeper in self._keepers.values():

@@ -31,6 +31,9 @@ PLACE_TIMEOUT_S = 60.0
 and the restart of another worker may wait."""
 _JOIN_TIMEOUT_S = 60.0
 """Of Ray's own start, beside the search for room."""
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 10.0
+"""Before another driver is started where one has ended: doubled with each that does not join, up to this."""
 _CLOSE_TIMEOUT_S = 30.0
 _COMMAND = (sys.executable, "-P", "-m", "jettison.live.host.placer")
 _SETTINGS = {"RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
@@ -57,25 +60,44 @@ def room_of(spec: WorkerSpec) -> p.Room:
 
 
 class RayPlacer:
-    """A ``Placer`` over the process that is Ray's driver. That one may end while keepers live on; the next placement
-    starts another one then."""
+    """A ``Placer`` over the process that is Ray's driver. That one may end while keepers live on; then another one is
+    started, again and again until it joins."""
 
     def __init__(
         self, rooms: Sequence[p.Room], address: str | None, strategy: p.Strategy,
         room_timeout_s: float = ROOM_TIMEOUT_S,
     ) -> None:
-        self._opening = p.Open(address=address, rooms=list(rooms), strategy=strategy, timeout_s=room_timeout_s)
+        self._opening = p.Open(
+            address=address, rooms=list(rooms), strategy=strategy, timeout_s=room_timeout_s,
+            name=f"jettison-{secrets.token_hex(8)}",
+        )
         self._token = secrets.token_hex(32)
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
+        self._rejoining: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
         self._requests: dict[tuple[int, int], asyncio.Future[bytes]] = {}
         self._ends: dict[tuple[int, int], asyncio.Future[str | None]] = {}
+        self._homes: dict[tuple[int, int], str] = {}
+        """(number, life) -> its host's address, of keepers that have not ended."""
+        self._why: str | None = None
+        """Why nothing can be placed now."""
+        self._able = asyncio.Event()
+        self._is_closed = False
 
     @property
     def pid(self) -> int | None:
         """Of Ray's driver, while it is there."""
         return None if self._process is None or self._process.returncode is not None else self._process.pid
+
+    @property
+    def why_none(self) -> str | None:
+        """See ``Placer``."""
+        return None if self._why is None else f"nothing new can be placed on Ray's hosts: {self._why}"
+
+    async def able(self) -> None:
+        """See ``Placer``."""
+        await self._able.wait()
 
     async def open(self) -> str:
         """See ``Placer``."""
@@ -84,9 +106,8 @@ class RayPlacer:
 
     async def place(self, post: KeeperPost) -> bytes:
         """See ``Placer``."""
-        async with self._turn:
-            if self.pid is None:
-                await self._start()
+        if (why_none := self.why_none) is not None:
+            raise JettisonError(why_none)
         key, loop = (post.number, post.life), asyncio.get_running_loop()
         self._requests[key], self._ends[key] = loop.create_future(), loop.create_future()
         request = self._requests[key]
@@ -94,6 +115,8 @@ class RayPlacer:
         try:
             return await asyncio.wait_for(request, PLACE_TIMEOUT_S)
         except TimeoutError:
+            if self._process is not None and self._process.returncode is None:
+                self._process.kill()  # what it is connected to may be no more; another one looks for itself
             raise JettisonError(f"Ray has not placed it in {PLACE_TIMEOUT_S:g} s") from None
 
     async def admit(self, post: KeeperPost, certificate_pem: str) -> None:
@@ -109,12 +132,17 @@ class RayPlacer:
 
     async def remove(self, post: KeeperPost) -> None:
         """See ``Placer``."""
+        self._homes.pop((post.number, post.life), None)
         if self.pid is not None:
             with suppress(OSError):  # it has just ended
                 await self._tell(p.Remove(post.number, post.life))
 
     async def close(self) -> None:
         """See ``Placer``."""
+        self._is_closed = True
+        if self._rejoining is not None:
+            self._rejoining.cancel()
+            await asyncio.gather(self._rejoining, return_exceptions=True)
         if self._process is None:
             return
         await _end(self._process)
@@ -132,9 +160,10 @@ class RayPlacer:
         )
         assert process.stdout is not None
         limit_s = self._opening.timeout_s + _JOIN_TIMEOUT_S
+        homes = {number: ip for (number, _), ip in self._homes.items()}
         try:
             async with asyncio.timeout(limit_s):
-                await self._tell(self._opening)
+                await self._tell(msgspec.structs.replace(self._opening, homes=homes))
                 line = await process.stdout.readline()
             answer = msgspec.json.decode(line, type=p.PlacerEvent) if line else p.NoRoom("Ray's driver has ended")
         except BaseException as error:
@@ -146,8 +175,33 @@ class RayPlacer:
         if not isinstance(answer, p.Opened):
             await _end(process)
             raise UserError(answer.why if isinstance(answer, p.NoRoom) else f"Ray's driver says {answer}")
+        self._why = None
+        self._able.set()
         self._listening = asyncio.create_task(self._listen(process.stdout), name="jettison-placer")
         return answer.ip
+
+    async def _rejoin(self, why: str) -> None:
+        """Start another driver, until one has joined."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            self._cannot_place(why)
+            await asyncio.sleep(pause_s)
+            try:
+                async with self._turn:
+                    await self._start()
+            except (OSError, UserError) as error:
+                why, pause_s = str(error), min(2 * pause_s, MAX_PAUSE_S)
+            else:
+                log.warning("Ray is joined again; keepers can be placed")
+                return
+
+    def _cannot_place(self, why: str) -> None:
+        is_new, self._why = self._why is None, why
+        if is_new:
+            log.error("%s; what serves, serves on", self.why_none)
+        self._able.clear()
+        for request in self._requests.values():
+            _fail(request, self.why_none or why)
 
     async def _tell(self, command: p.PlacerCommand) -> None:
         """Raises OSError."""
@@ -160,17 +214,26 @@ class RayPlacer:
         while line := await reader.readline():
             event = msgspec.json.decode(line, type=p.PlacerEvent)
             if isinstance(event, p.Requested):
-                _set(self._requests[event.number, event.life], bytes.fromhex(event.request_hex))
+                key = event.number, event.life
+                if not self._requests[key].done():  # else it has been given up
+                    self._homes[key] = event.ip
+                _set(self._requests[key], bytes.fromhex(event.request_hex))
             elif isinstance(event, p.Over):
                 self._over((event.number, event.life), event.why)
+            elif isinstance(event, p.Head):
+                self._cannot_place(f"its head does not answer: {event.why_away}")
         for key in list(self._ends):
             self._over(key, "Ray's driver has ended")
+        if not self._is_closed:
+            self._rejoining = asyncio.create_task(
+                self._rejoin(self._why or "its driver has ended"), name="jettison-rejoin"
+            )
 
     def _over(self, key: tuple[int, int], why: str | None) -> None:
         request, end = self._requests.pop(key), self._ends.pop(key)
-        if not request.done():
-            request.set_exception(JettisonError(f"Ray has not placed it: {why or 'it has ended at once'}"))
-            request.exception()  # seen: its caller may be gone
+        _fail(request, f"Ray has not placed it: {why or 'it has ended at once'}")
+        if why is None:
+            self._homes.pop(key, None)
         _set(end, why)
 
 
@@ -184,3 +247,9 @@ async def _end(driver: asyncio.subprocess.Process) -> None:
 def _set(future: asyncio.Future, value: object) -> None:
     if not future.done():
         future.set_result(value)
+
+
+def _fail(future: asyncio.Future[bytes], why: str) -> None:
+    if not future.done():
+        future.set_exception(JettisonError(why))
+        future.exception()  # seen: its caller may be gone

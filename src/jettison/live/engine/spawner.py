@@ -77,6 +77,13 @@ class Spawner(Protocol):
     def host_of(self, worker: WorkerId) -> HostName:
         """The host that the present life of a worker runs on. Valid once it is ready."""
 
+    def troubles(self) -> Sequence[str]:
+        """What keeps it from starting workers now, a line each; those that run are as they were. Empty: nothing that is
+        known."""
+
+    async def able(self, worker: WorkerId) -> None:
+        """Returns once another life of a worker can begin, as far as is known."""
+
     def empty_shared_copies(self) -> None:
         """As after a restart of the hosts: nothing is left in their copies of the parameters (tests)."""
 

@@ -33,13 +33,19 @@ class KeeperActor:
             raise OSError("the keeper has ended at once")
         return request
 
+    def ip(self) -> str:
+        """Of this host, as the others reach it."""
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
     def admit(self, certificate_pem: str) -> None:
         """Bring it its certificate, and tell it where it is. Raises OSError."""
         import ray
 
         assert self._process is not None and self._process.stdin is not None
-        node, ip = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
-        place = Place(host=node, ip=ip, certificate_pem=certificate_pem)
+        node = ray.get_runtime_context().get_node_id()
+        place = Place(host=node, ip=self.ip(), certificate_pem=certificate_pem)
         self._process.stdin.write(msgspec.json.encode(place) + b"\n")
         self._process.stdin.flush()
 

@@ -3,9 +3,10 @@
     python -P -m jettison.live.host.placer
 
 Never the controller itself: when Ray's head is gone for a minute, Ray ends the driver's process. Then nothing new can
-be placed; keepers are no children of Ray's (``far_keeper --detach``) and live on by their leases. Ray restarts nothing:
-what a death means is the crew's matter. ``wire.placing`` goes over standard input and output; the process ends with
-either.
+be placed; keepers are no children of Ray's (``far_keeper --detach``) and live on by their leases, and the room that
+they are in stays reserved for the next driver (``ray_room``). Ray restarts nothing: what a death means is the crew's
+matter. ``wire.placing`` goes over standard input and output; the process ends with either, and when a head that was
+away is back, as that may be another one.
 
 Ray's object store is kept small, as nothing goes through it; its memory monitor is off, as it kills actors on hosts
 that are full, and workers fill theirs. Ray carries pickles: of ours bytes and a class by its module's name
@@ -26,11 +27,14 @@ from typing import Any, BinaryIO
 import msgspec
 
 from jettison.live.host.keeper_actor import KeeperActor
+from jettison.live.host.ray_room import RayRoom
 from jettison.live.wire import placing as p
 
 OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes is 75 MiB."""
 _CONNECT_TIMEOUT_S = 5.0
+_BEAT_S = 2.0
+"""Between two looks at the head: what asks for the server's health hears soon, at the price of one connection."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -41,22 +45,20 @@ class RayDriver:
         """``said``: a descriptor for what is told to the controller."""
         self._said = said
         self._rooms: list[p.Room] = []
-        self._group: Any = None
+        self._room: RayRoom | None = None
         self._is_ours = False
         """The cluster was started here."""
         self._actors: dict[int, tuple[int, Any]] = {}
         """Number -> the present life, and its actor."""
+        self._why_away: str | None = None
+        """As of the last look: why the head does not answer."""
 
     def open(self, command: p.Open) -> p.Opened | p.NoRoom:
         """Join the cluster and reserve room. Blocks."""
-        host, _, port = (command.address or "").rpartition(":")
-        if port.isdigit():  # else Ray tries for minutes
-            try:
-                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
-            except OSError as error:
-                return p.NoRoom(f"no Ray cluster at {command.address}: {error}")
+        why_away = _why_away(command.address or "")
+        if why_away is not None:  # Ray tries for minutes
+            return p.NoRoom(f"no Ray cluster at {command.address}: {why_away}")
         import ray
-        from ray.util.placement_group import placement_group
 
         logging.getLogger("ray").setLevel(logging.ERROR)
         rooms = self._rooms = command.rooms
@@ -75,16 +77,28 @@ class RayDriver:
             ray.init(**options)
         except Exception as error:  # noqa: BLE001 - Ray raises what it likes
             return p.NoRoom(f"no Ray cluster at {command.address or 'this machine'}: {error}")
-        bundles = [_bundle(room) for room in rooms]
-        self._group = placement_group(bundles, strategy=command.strategy.upper())
-        if not self._group.wait(command.timeout_s):
-            return p.NoRoom(
-                f"in {command.timeout_s:g} s Ray has found no room for {bundles}; free are {ray.available_resources()}"
-            )
+        self._room = RayRoom(command)
+        why_none = self._room.reserve()
+        if why_none is not None:
+            return p.NoRoom(why_none)
         return p.Opened(ray.util.get_node_ip_address())
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Obey until the controller is gone."""
+        """Obey until the controller is gone; then the room is given back. Or until the head has been away and is
+        back."""
+        obeying, attending = asyncio.create_task(self._obey(reader)), asyncio.create_task(self._attend())
+        done, _ = await asyncio.wait((obeying, attending), return_when=asyncio.FIRST_COMPLETED)
+        for task in (obeying, attending):
+            task.cancel()
+        if obeying in done and self._why_away is None:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """What is reserved, in a cluster that goes on."""
+        if self._room is not None:
+            self._room.give_back()
+
+    async def _obey(self, reader: asyncio.StreamReader) -> None:
         tasks: set[asyncio.Task[None]] = set()
         while line := await reader.readline():
             command = msgspec.json.decode(line, type=p.PlacerCommand)
@@ -101,9 +115,27 @@ class RayDriver:
         for task in tasks:
             task.cancel()
 
+    async def _attend(self) -> None:
+        """Returns when the head was away and is back, or has ended for good."""
+        import ray
+
+        address = ray.get_runtime_context().gcs_address
+        while True:
+            why_away = await asyncio.to_thread(_why_away, address)
+            if why_away is None and self._why_away is not None:
+                return
+            if why_away is not None and self._is_ours:
+                return  # the head that was started here is not coming back
+            if why_away is not None and self._why_away is None:
+                self.tell(p.Head(why_away))
+            self._why_away = why_away
+            if why_away is None and self._room is not None:
+                await self._room.attend()
+            await asyncio.sleep(_BEAT_S)
+
     def close(self) -> None:
-        """A cluster that was started here ends, by its process ids. In another, all that this process has there ends
-        with it: nothing is said to Ray, which may not answer any more."""
+        """A cluster that was started here ends, by its process ids. In another, what this process has there ends with
+        it, but for the room."""
         if self._is_ours:
             import ray
 
@@ -118,22 +150,24 @@ class RayDriver:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        assert self._room is not None, "not open"
         number, life = command.post.number, command.post.life
         if number in self._actors:
             self._remove(number, self._actors[number][0])
         room = self._rooms[number]
         actor = ray.remote(KeeperActor).options(
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, number),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._room.group, number),
             num_cpus=room.num_cpus, num_gpus=room.num_gpus, memory=room.memory_bytes or None,
             max_restarts=0, max_task_retries=0,
         ).remote()  # fmt: skip
         self._actors[number] = life, actor
         try:
             request = await actor.start.remote(msgspec.json.encode(command.post))
+            ip = await actor.ip.remote()
         except Exception as error:  # noqa: BLE001 - Ray raises what it likes
             self.tell(p.Over(number, life, _in_short(error)))
             return
-        self.tell(p.Requested(number, life, request.decode()))
+        self.tell(p.Requested(number, life, request.decode(), ip))
 
     async def _admit(self, command: p.Admit) -> None:
         number, life = command.number, command.life
@@ -158,9 +192,16 @@ class RayDriver:
                 ray.kill(self._actors.pop(number)[1])
 
 
-def _bundle(room: p.Room) -> dict[str, float]:
-    wanted = {"CPU": room.num_cpus, "GPU": room.num_gpus, "memory": room.memory_bytes}
-    return {name: float(amount) for name, amount in wanted.items() if amount}
+def _why_away(address: str) -> str | None:
+    """Why no process takes connections at ``host:port``; None: one does, or there is no such address."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return None
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return str(error)
+    return None
 
 
 def _in_short(error: Exception) -> str:
@@ -190,7 +231,9 @@ def main() -> None:
     answer = driver.open(msgspec.json.decode(line, type=p.Open))
     try:
         driver.tell(answer)
-        if isinstance(answer, p.Opened):
+        if isinstance(answer, p.NoRoom):
+            driver.give_back()
+        else:
             asyncio.run(_serve(driver, os.fdopen(0, "rb", buffering=0)))
     finally:
         driver.close()

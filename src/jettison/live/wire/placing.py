@@ -1,7 +1,7 @@
 """What the controller and the process that places keepers tell each other: JSON, a message a line.
 
     controller -> placer   Open first, then Place, Admit and Remove
-    placer -> controller   Opened or NoRoom first, then for each Place: Requested, Over
+    placer -> controller   Opened or NoRoom first, then for each Place: Requested, Over; and Head where that changes
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unknown
     strategy: Strategy
     timeout_s: float
     """For the room to be found."""
+    name: str
+    """Of the room, the same for every placer of a controller: what an earlier one has reserved is taken over."""
+    homes: dict[int, str] = {}
+    """By worker: the IP address of the host where its keeper is, of those that live. Its room is there."""
 
 
 class Place(msgspec.Struct, frozen=True, tag="place", forbid_unknown_fields=True):
@@ -79,6 +83,8 @@ class Requested(msgspec.Struct, frozen=True, tag="requested", forbid_unknown_fie
     number: int
     life: int
     request_hex: str
+    ip: str
+    """Its host's address."""
 
 
 class Over(msgspec.Struct, frozen=True, tag="over", forbid_unknown_fields=True):
@@ -90,4 +96,11 @@ class Over(msgspec.Struct, frozen=True, tag="over", forbid_unknown_fields=True):
     """None: its process has ended. Else it may still be there, bound to its lease alone."""
 
 
-PlacerEvent = Opened | NoRoom | Requested | Over
+class Head(msgspec.Struct, frozen=True, tag="head", forbid_unknown_fields=True):
+    """Ray's head does not answer; what has been placed needs none. When it is back, the placer ends: another one joins
+    whatever has come back."""
+
+    why_away: str
+
+
+PlacerEvent = Opened | NoRoom | Requested | Over | Head

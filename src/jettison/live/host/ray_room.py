@@ -1,0 +1,151 @@
+"""Room for workers on a Ray cluster: a placement group that outlives its driver, found again by its name.
+
+A driver's own placement group ends with it, while the keepers in it live on: Ray would give their cores to others, and
+the next driver's group, wherever Ray puts it, would be counted besides. So the group is *detached*, the next driver
+adopts it by its name, and an actor (``room_warden``) gives it back where no driver comes. Where the group is gone with
+its cluster (a head that returns without what it knew), the new one is put where the keepers are: a little of the
+resource ``node:<ip>``, which each host has, goes into the bundle of each that lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from jettison.live.host.room_warden import RoomWarden
+from jettison.live.wire import placing as p
+
+GRACE_S = 60.0
+"""Without a driver the room is kept so long: one that has ended is followed in seconds. Less than a server waits for
+room at its start (``engine.spawn_ray``), so that one after kill -9 finds what its predecessor had."""
+RETURN_S = 30.0
+"""How long hosts with living keepers may need to join a head that has returned; their nodes start in seconds. After
+that room is reserved without them."""
+_POLL_S = 0.5
+_PIN = 0.001
+"""Of a host's ``node:<ip>``, of which it has 1.0: the least that Ray counts is a ten-thousandth."""
+_GIVE_BACK_S = 5.0
+
+
+class RayRoom:
+    """The room of one controller's workers. Its driver is connected; all but ``attend`` may block."""
+
+    def __init__(self, command: p.Open) -> None:
+        self._command = command
+        self._warden: Any = None
+        self.group: Any = None
+        """The placement group, once it is found or made; a bundle a worker."""
+
+    def reserve(self) -> str | None:
+        """Adopt the room, or make it; returns why there is none."""
+        from ray.util.placement_group import placement_group
+
+        if self._command.address is None:  # a cluster that ends with this driver
+            self.group = placement_group(self._bundles({}), strategy=self._command.strategy.upper())
+            return self._why_none()
+        self._hire()
+        self.group = self._adopted()
+        if self.group is not None:
+            return None  # also where some host of it is gone: Ray looks for room for its bundles by itself
+        self.group = placement_group(
+            self._bundles(self._homes()), strategy=self._command.strategy.upper(), name=self._command.name,
+            lifetime="detached",
+        )  # fmt: skip
+        return self._why_none()
+
+    async def attend(self) -> None:
+        """Say that there is a driver; the head answers."""
+        if self._warden is None:
+            return
+        try:
+            await self._warden.attend.remote()
+        except Exception:  # noqa: BLE001 - Ray raises what it likes; its host may be gone
+            self._hire()
+
+    def give_back(self) -> None:
+        """In a while at most; the warden has it where Ray does not answer."""
+        if self._warden is None or self.group is None:
+            return
+        giving = threading.Thread(target=self._give_back, daemon=True)
+        giving.start()
+        giving.join(_GIVE_BACK_S)
+
+    def _give_back(self) -> None:
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        with contextlib.suppress(Exception):  # Ray may be gone
+            remove_placement_group(self.group)
+            ray.kill(self._warden)
+
+    def _hire(self) -> None:
+        import ray
+
+        name = f"{self._command.name}-warden"
+        self._warden = ray.remote(RoomWarden).options(
+            name=name, lifetime="detached", get_if_exists=True, num_cpus=0, max_restarts=-1, max_concurrency=2
+        ).remote(self._command.name, GRACE_S)  # fmt: skip
+
+    def _adopted(self) -> Any:
+        """What an earlier driver has reserved; None: there is none, or its warden has just given it back."""
+        import ray
+        from ray.util.placement_group import get_placement_group, placement_group_table
+
+        try:
+            in_time = ray.get(self._warden.attend.remote())
+        except ray.exceptions.RayActorError:
+            in_time = False
+        if not in_time:
+            self._hire_anew()
+        try:
+            group = get_placement_group(self._command.name)
+        except ValueError:
+            return None
+        return None if placement_group_table(group).get("state") == "REMOVED" else group
+
+    def _hire_anew(self) -> None:
+        """Once the warden that was too late has ended."""
+        import ray
+
+        until_s = time.monotonic() + self._command.timeout_s
+        while time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+            with contextlib.suppress(ray.exceptions.RayActorError, ValueError):
+                self._hire()
+                if ray.get(self._warden.attend.remote()):
+                    return
+
+    def _homes(self) -> Mapping[int, str]:
+        """Where living keepers are, of hosts that Ray knows; waits for the others a while."""
+        import ray
+
+        wanted = self._command.homes
+        until_s = time.monotonic() + RETURN_S
+        while True:
+            known = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+            if known.issuperset(wanted.values()) or time.monotonic() >= until_s:
+                return {number: ip for number, ip in wanted.items() if ip in known}
+            time.sleep(_POLL_S)
+
+    def _bundles(self, homes: Mapping[int, str]) -> list[dict[str, float]]:
+        return [bundle(room, homes.get(number)) for number, room in enumerate(self._command.rooms)]
+
+    def _why_none(self) -> str | None:
+        import ray
+
+        if self.group.wait(self._command.timeout_s):
+            return None
+        return (
+            f"in {self._command.timeout_s:g} s Ray has found no room for {self.group.bundle_specs}; "
+            f"free are {ray.available_resources()}"
+        )
+
+
+def bundle(room: p.Room, home: str | None) -> dict[str, float]:
+    """What Ray is to reserve for a worker; ``home``: on the host of this address."""
+    wanted = {"CPU": room.num_cpus, "GPU": room.num_gpus, "memory": room.memory_bytes}
+    found = {name: float(amount) for name, amount in wanted.items() if amount}
+    return found if home is None else found | {f"node:{home}": _PIN}

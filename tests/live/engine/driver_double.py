@@ -1,0 +1,57 @@
+"""Ray's driver without Ray, as a process: it says what the test's folder tells it to.
+
+    python driver_double.py FOLDER
+
+Each start leaves ``open-N`` there, with the ``Open`` that it was given. ``no-room``: it says so with the file's text.
+``away``: the head is, for the file's text; when the file goes, the process ends. ``silent``: what is to be placed never
+is. Each ``Remove`` leaves ``removed-NUMBER-LIFE``.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from pathlib import Path
+
+import msgspec
+
+from jettison.live.wire import placing as p
+
+
+def tell(event):
+    os.write(1, msgspec.json.encode(event) + b"\n")
+
+
+def main(folder):
+    reader = os.fdopen(0, "rb", buffering=0)
+    line = reader.readline()
+    num = len(list(folder.glob("open-*")))
+    (folder / f"part-{num}").write_bytes(line)
+    (folder / f"part-{num}").rename(folder / f"open-{num}")
+    if (folder / "no-room").exists():
+        tell(p.NoRoom((folder / "no-room").read_text()))
+        return
+    tell(p.Opened("10.0.0.1"))
+    was_away = False
+    while True:
+        is_away = (folder / "away").exists()
+        if is_away and not was_away:
+            tell(p.Head((folder / "away").read_text()))
+        if was_away and not is_away:
+            return
+        was_away = is_away
+        if not select.select([reader], [], [], 0.01)[0]:
+            continue
+        line = reader.readline()
+        if not line:
+            return
+        command = msgspec.json.decode(line, type=p.PlacerCommand)
+        if isinstance(command, p.Place) and not (folder / "silent").exists():
+            tell(p.Requested(command.post.number, command.post.life, "00", f"10.0.0.{command.post.number + 2}"))
+        elif isinstance(command, p.Remove):
+            (folder / f"removed-{command.number}-{command.life}").touch()
+            tell(p.Over(command.number, command.life, None))
+
+
+main(Path(sys.argv[1]))
