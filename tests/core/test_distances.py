@@ -9,7 +9,8 @@ import pytest
 from fakes import FakeCluster
 from test_pulls import RESIDENCIES, arranged, fill
 
-from jettison.core.load.distances import SLOWER, known_links
+from jettison.core.load.distances import SLOWER, known_links, machine_distance
+from jettison.core.load.pullrates import PullRates
 from jettison.core.ports import SendShard
 from jettison.policy.links import FAR, NEAR
 
@@ -117,3 +118,63 @@ def test_a_missing_shard_comes_from_a_near_holder(machine_of: dict[int, int], se
     assert seen == {(sender, 2)}
     cluster.expect_outputs()
     cluster.expect_nothing_left()
+
+
+# --- networks that were measured at the start
+
+APART = {0: 0, 1: 1, 2: 2}
+ONE_BEHIND = {(0, 1): 20e6, (1, 0): 20e6, (0, 2): 100e6, (2, 0): 100e6, (1, 2): 20e6, (2, 1): 20e6}
+"""Bytes per second, as between hosts at 1 Gbit/s of which one is behind 200 Mbit/s; by their numbers alone, 0 and 1
+would be the first pair."""
+
+
+def three(networks: Mapping[tuple[int, int], float], **params: object) -> FakeCluster:
+    cluster = FakeCluster(num_workers=3, auto_restore=False)
+    found = replace(cluster.core.params, machine_of=APART, networks=networks, has_profiled_links=False, **params)
+    cluster.core.reconfigure(found)
+    return cluster
+
+
+def test_a_network_that_is_slower_at_rest_is_further() -> None:
+    links = known_links(three(ONE_BEHIND).core.state)
+    assert links is not None
+    assert links.distance(0, 2) == links.distance(2, 0) == FAR < links.distance(0, 1) == links.distance(2, 1)
+
+
+def test_what_transfers_that_share_a_port_measure_changes_no_class() -> None:
+    state = three(ONE_BEHIND).core.state
+    state.link_rate((0, 2)).observe(1000, 1.0)
+    links = known_links(state)
+    assert links is not None and links.distance(0, 2) == FAR < links.distance(0, 1)
+    assert PullRates(state).of((0, 2)) == 1000.0, "what a transfer costs now is another matter"
+
+
+def test_networks_of_one_kind_are_alike() -> None:
+    assert known_links(three({pair: 1.8e7 if 1 in pair else 2e7 for pair in ONE_BEHIND}).core.state) is None
+
+
+def test_the_nearer_of_two_hosts_is_the_partner() -> None:
+    cluster = three(ONE_BEHIND)
+    cluster.order("drop")
+    cluster.run()
+    assert members(cluster) == {(0, 2), (1,)}
+    cluster.expect_nothing_left()
+
+
+def test_prices_are_known_before_the_first_transfer() -> None:
+    cluster = three(ONE_BEHIND)
+    state, rates = cluster.core.state, PullRates(cluster.core.state)
+    assert (rates.of((0, 2)), rates.of((2, 1)), rates.of_kv((1, 0))) == (100e6, 20e6, 20e6)
+    assert (rates.slowest([0, 2]), rates.slowest([0, 1, 2])) == (100e6, 20e6)
+    costs = cluster.core.loads.exchange_costs(cluster.core.groups[0])
+    assert (costs.link_bytes_per_s((0, 2)), costs.link_bytes_per_s((0, 1))) == (100e6, 20e6)
+    state.link_rate((0, 1)).observe(5000, 1.0)
+    costs = cluster.core.loads.exchange_costs(cluster.core.groups[0])
+    assert (costs.link_bytes_per_s((0, 1)), costs.link_bytes_per_s((2, 1))) == (5000.0, 20e6)
+
+
+def test_destinations_of_packing_and_relief_are_as_far_as_their_networks() -> None:
+    distance = machine_distance(three(ONE_BEHIND).core.state)
+    assert distance(0, 0) == NEAR < distance(0, 2) == FAR < distance(0, 1)
+    alike = machine_distance(four(TWO_MACHINES).core.state)
+    assert (alike(1, 1), alike(0, 1)) == (NEAR, FAR)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jettison.memory.stages import stage_bytes
+from jettison.memory.stages import Pull, stage_bytes
 from jettison.policy.links import Links
 from jettison.policy.merge import (
     LINK_CHOICES,
@@ -204,6 +204,16 @@ def test_missing_shards_are_pulled_only_where_that_is_cheaper_than_not_merging()
     seconds = pull_seconds(merge.pulls, the_shape, 100.0)
     hasty = PlannerParams(link_bytes_per_s=100.0, max_pull_s=seconds * 0.99)
     assert not plan_drop(groups, required, the_shape, hasty).sufficient
+
+
+def test_pulls_take_what_their_own_links_take() -> None:
+    the_shape = shape(6)
+    shards = sorted(the_shape.shard_bytes)[:3]
+    pulls = [Pull(shards[0], 0, 2), Pull(shards[1], 1, 2), Pull(shards[2], 0, 1)]
+    sizes = [the_shape.shard_bytes[shard] for shard in shards]
+    rates = {(0, 2): 10.0, (1, 2): 100.0}
+    assert pull_seconds(pulls, the_shape, 50.0, rates.get) == max(sizes[0] / 10.0 + sizes[1] / 100.0, sizes[2] / 50.0)
+    assert pull_seconds(pulls, the_shape, 50.0) == max(sizes[0] + sizes[1], sizes[2]) / 50.0
 
 
 def test_nothing_is_pulled_into_memory_that_is_full() -> None:

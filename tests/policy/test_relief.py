@@ -77,5 +77,17 @@ def test_who_goes_stays_in_the_machine_where_there_is_room() -> None:
         assert relief is not None and relief.leaves[0].destination == near
 
 
+def test_of_other_machines_the_nearer_one_is_the_destination() -> None:
+    def distance(src: object, dst: object) -> float:
+        return {"here": 0.0, "near": 1.0, "far": 2.0}[str(dst)]
+
+    for near, far in itertools.permutations((1, 2)):
+        holders = [Holder(0, 0, [Movable("r", 10)], machine="here"),
+                   Holder(near, 30, takes_head=False, machine="near"),
+                   Holder(far, 10, takes_head=False, machine="far")]  # fmt: skip
+        relief = plan_relief(10, holders, distance)
+        assert relief is not None and relief.leaves[0].destination == near
+
+
 def test_where_all_memory_is_taken_nobody_moves() -> None:
     assert plan_relief(50, [Holder(0, 10, [Movable("a", 60)]), Holder(1, 9, [Movable("b", 60)])]) is None

@@ -50,6 +50,7 @@ from jettison.core.ports import (
     StepCompleted,
     StepFailed,
     Tick,
+    WorkerEmpty,
     WorkerGone,
     WorkerJoined,
     WorkerLost,
@@ -262,6 +263,8 @@ class ClusterCore:
                 return self._on_worker_joined(event, now_ns)
             case WorkerGone():
                 return self._on_worker_gone(event, now_ns)
+            case WorkerEmpty():
+                return self.recoveries.start_empty(event.worker_id, now_ns)
             case OfflineStored():
                 self.state.stored_offline = event.works
                 return []

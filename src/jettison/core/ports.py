@@ -142,6 +142,13 @@ class WorkerJoined(NamedTuple):
     """Which life of the worker id it is; grows with each restart."""
 
 
+class WorkerEmpty(NamedTuple):
+    """A worker has started without having loaded anything, as its host has no folder of the model. Comes before any
+    request."""
+
+    worker_id: WorkerId
+
+
 class WorkerGone(NamedTuple):
     """A lost worker will not be started again."""
 
@@ -184,7 +191,7 @@ class Tick(NamedTuple):
 Event = (
     Arrived | CancelRequested | FinishRequested | StepCompleted | StepFailed | StepAbandoned | LayoutOffered
     | LayoutApplied | CallFailed | ShardLoaded | TransferEnded | WorkerLost | WorkerJoined | WorkerGone | WorkerFenced
-    | OfflineStored | Tick
+    | WorkerEmpty | OfflineStored | Tick
 )
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from jettison.memory.stages import Pull, StagePlan
+from jettison.policy.exchange import LinkId
 from jettison.policy.links import Links, MachineId
 from jettison.policy.ranges import Aims, Member, PlanningWork, RangePlan, StageTerms, has_stages, plan_stages
 from jettison.types import GroupId, LayerRange, ModelShape, WorkerId
@@ -105,6 +106,8 @@ class PlannerParams:
     """KV bytes of the undropped cluster: the memory-greedy plan stops when it has added more. None = no bound."""
     link_bytes_per_s: float = 1e9
     """Rate at which one member receives shards."""
+    rate_of: Callable[[LinkId], float | None] | None = None
+    """The same by link, where links are known to differ; None, and for links where it says so: ``link_bytes_per_s``."""
     max_pull_s: float = 0.0
     """Longest pull that is cheaper than not merging: the wait for memory that the drop is to save. 0 = never pull."""
     links: Links | None = None
@@ -342,7 +345,7 @@ class _Pool:
             return plan
         if not _fits(plan.pulls, candidates, self._shape):
             return None
-        seconds = pull_seconds(plan.pulls, self._shape, self._params.link_bytes_per_s)
+        seconds = pull_seconds(plan.pulls, self._shape, self._params.link_bytes_per_s, self._params.rate_of)
         return plan if seconds <= self._params.max_pull_s else None
 
     def _push(
@@ -422,12 +425,18 @@ def plan_ranges(groups: Sequence[MergeCandidate], shape: ModelShape) -> tuple[St
     return None if plan is None else plan.stages
 
 
-def pull_seconds(pulls: Sequence[Pull], shape: ModelShape, link_bytes_per_s: float) -> float:
-    """How long the pulls take: receivers work at the same time, each at the rate of its link."""
-    by_receiver: dict[WorkerId, int] = {}
+def pull_seconds(
+    pulls: Sequence[Pull], shape: ModelShape, link_bytes_per_s: float,
+    rate_of: Callable[[LinkId], float | None] | None = None,
+) -> float:
+    """How long the pulls take: receivers work at the same time, each at the rate of its links."""
+    by_receiver: dict[WorkerId, dict[float, int]] = {}
     for pull in pulls:
-        by_receiver[pull.dst] = by_receiver.get(pull.dst, 0) + shape.shard_bytes[pull.shard]
-    return max(by_receiver.values(), default=0) / link_bytes_per_s
+        rate = (None if rate_of is None else rate_of((pull.src, pull.dst))) or link_bytes_per_s
+        at_rates = by_receiver.setdefault(pull.dst, {})
+        at_rates[rate] = at_rates.get(rate, 0) + shape.shard_bytes[pull.shard]
+    takes_s = (sum(num_bytes / rate for rate, num_bytes in at_rates.items()) for at_rates in by_receiver.values())
+    return max(takes_s, default=0.0)
 
 
 def throughput_cost(group_sizes: Sequence[int], throughput: Callable[[int], float | None]) -> float | None:

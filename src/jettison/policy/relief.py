@@ -12,6 +12,7 @@ import bisect
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
+from jettison.policy.links import MachineDistance, one_or_another
 from jettison.types import GroupId, RequestId
 
 CANDIDATES = 16
@@ -57,17 +58,22 @@ class Relief(NamedTuple):
     """Blocks that move."""
 
 
-def plan_relief(head_blocks: int, holders: Sequence[Holder]) -> Relief | None:
-    """The way that moves the fewest blocks; None where no group has room for the requests that would have to leave."""
+def plan_relief(
+    head_blocks: int, holders: Sequence[Holder], distance: MachineDistance = one_or_another
+) -> Relief | None:
+    """The way that moves the fewest blocks; None where no group has room for the requests that would have to leave.
+    ``distance``: between the machines of two holders."""
     takers = sorted((h for h in holders if h.takes_head), key=lambda h: (-h.num_free, h.group_id))[:CANDIDATES]
-    found = (_relief_at(holder, head_blocks - holder.num_free, holders) for holder in takers)
+    found = (_relief_at(holder, head_blocks - holder.num_free, holders, distance) for holder in takers)
     return min((r for r in found if r is not None), key=lambda r: (r.num_blocks, r.group_id), default=None)
 
 
-def _relief_at(holder: Holder, missing: int, holders: Iterable[Holder]) -> Relief | None:
+def _relief_at(
+    holder: Holder, missing: int, holders: Iterable[Holder], distance: MachineDistance
+) -> Relief | None:
     if missing <= 0:
         return Relief(holder.group_id, (), 0)
-    options = (_leaves(rows, holder, holders) for rows in _leaving(holder.movable, missing))
+    options = (_leaves(rows, holder, holders, distance) for rows in _leaving(holder.movable, missing))
     for option in options:
         if option is not None:
             leaves, num_blocks = option
@@ -99,19 +105,19 @@ def _leaving(movable: Sequence[Movable], missing: int) -> list[list[Movable]]:
 
 
 def _leaves(
-    rows: Iterable[Movable], source: Holder, holders: Iterable[Holder]
+    rows: Iterable[Movable], source: Holder, holders: Iterable[Holder], distance: MachineDistance
 ) -> tuple[tuple[Leave, ...], int] | None:
-    """A destination for each request, the largest first: the group with the least room that suffices, in the source's
-    machine where there is one. Also the sum of their blocks. None where a request finds no room."""
+    """A destination for each request, the largest first: of the nearest groups with room for it, the one with the
+    least. Also the sum of their blocks. None where a request finds no room."""
     free = {h.group_id: h.num_free for h in holders if h is not source}
-    is_far = {h.group_id: h.machine != source.machine for h in holders}
+    away = {h.group_id: distance(source.machine, h.machine) for h in holders}
     leaves: list[Leave] = []
     total = 0
     for row in sorted(rows, key=lambda m: (-m.num_blocks, m.request_id)):
         roomy = [g for g, num in free.items() if num >= row.num_blocks]
         if not roomy:
             return None
-        to = min(roomy, key=lambda g: (is_far[g], free[g], g))
+        to = min(roomy, key=lambda g: (away[g], free[g], g))
         free[to] -= row.num_blocks
         leaves.append(Leave(row.request_id, to))
         total += row.num_blocks

@@ -12,13 +12,14 @@ import subprocess
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from far_keepers import ProcessPlacer
 from host_engines import answers, engine_of, until
 from test_crew import CHILD, FarStage, Stage
 
 from jettison.device.model.create import create_model
-from jettison.errors import WorkerLostError
+from jettison.errors import ModelError, WorkerLostError
 from jettison.live.engine import spawn_far
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.spawn_far import FarSpawner
@@ -286,3 +287,45 @@ async def test_a_host_goes_silent_in_the_midst_of_a_drop_and_nothing_is_lost(
         await engine.close()
         if way == "cut":
             hosts.__exit__()
+
+
+class BareHosts(FarSpawner):
+    """Hosts of some workers have no folder of the model."""
+
+    def __init__(self, placer: ProcessPlacer, bare: set[int]) -> None:
+        super().__init__(placer, lease_s=LEASE_S)
+        self.bare = bare
+
+    def spawn(self, start):
+        if start.spec.worker_id in self.bare:
+            start = msgspec.structs.replace(
+                start, spec=msgspec.structs.replace(start.spec, model_dir="/nonexistent/model")
+            )
+        return super().spawn(start)
+
+
+async def test_a_host_without_the_folder_is_filled_from_its_peers_and_serves_alone(folder: Path) -> None:
+    expected = await expected_answers(folder)
+    placer = ProcessPlacer()
+    engine = engine_of(folder, BareHosts(placer, {1}), instances=2)
+
+    async def other_dies(engine: Engine) -> None:
+        os.kill(engine._crew.pids[0], signal.SIGKILL)
+
+    try:
+        await engine.start()
+        await until(lambda: len(engine.snapshot().groups) == 2)
+        assert not engine.core.state.workers[1].unfilled
+        assert await answers(engine, drawn_prompts(), other_dies) == expected
+        await until(lambda: len(engine.snapshot().groups) == 2)
+        assert await answers(engine, drawn_prompts()) == expected
+        assert engine.snapshot().troubles == ()
+    finally:
+        await engine.close()
+
+
+async def test_where_no_host_has_the_folder_the_start_says_so(folder: Path) -> None:
+    engine = engine_of(folder, BareHosts(ProcessPlacer(), {0, 1}), instances=2)
+    with pytest.raises(ModelError, match="no host that a worker runs on has this folder"):
+        await engine.start()
+    await engine.close()

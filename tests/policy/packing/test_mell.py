@@ -387,6 +387,19 @@ def test_destinations_are_chosen_by_weight(weights: Priorities, device: int) -> 
     assert [(move.request_id, move.destination) for move in plan.moves] == [("goes", device)]
 
 
+def test_of_other_machines_the_nearer_one_is_chosen() -> None:
+    def distance(src: object, dst: object) -> float:
+        return 2.0 if "b" in (src, dst) else 1.0
+
+    params = PackingParams(capacity=CAPACITY, priorities=Priorities(load=0, free=0, distance=1))
+    packing = Packing(params, machine_of={0: "b", 1: "c", 2: "b", 5: "a"}, distance=distance)
+    large = [Arrive("x", 1400, device=0), Arrive("x1", 100, device=0), Arrive("y", 1600, device=1),
+             Arrive("y1", 100, device=1), Arrive("z", 1750, device=2)]  # fmt: skip
+    packing.apply([*large, Arrive("source", 1800, device=5), Arrive("goes", 301, device=5)])
+    plan = packing.apply([Resize("source", 2200)])
+    assert [(move.request_id, move.destination) for move in plan.moves] == [("goes", 1)]
+
+
 def test_multi_items_are_counted_full() -> None:
     assert num_multi_items([100] * 7, CAPACITY) == 2
     assert num_multi_items([], CAPACITY) == 0

@@ -68,7 +68,8 @@ class DropPlanner:
         params = PlannerParams(
             strategy=state.params.planner, kv_region_bytes=kv_region_bytes(state),
             link_bytes_per_s=rates.slowest(w for g in groups for w in g.worker_ids),
-            max_pull_s=max_pull_s, links=known_links(state), most_members=most_members,
+            rate_of=rates.of if state.params.networks else None, max_pull_s=max_pull_s, links=known_links(state),
+            most_members=most_members,
             stage_terms=self._loads.compute.stage_terms(),
         )
         candidates = [self.candidate(g) for g in groups]

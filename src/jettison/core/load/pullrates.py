@@ -1,7 +1,8 @@
-"""Rates at which shards would travel before a drop: as profiled, as measured by KV transfers, or shared memory's.
+"""Rates at which shards would travel before a drop: as profiled, as measured by KV transfers or at the start, or shared
+memory's.
 
-A pull can be worth its time only where its time is known: no such pull goes over a link of unknown rate. The exchange
-of the first drop between two machines, which needs no pull, measures the link.
+A pull can be worth its time only where its time is known: no such pull goes over a link of unknown rate. Where networks
+were not measured at the start, the exchange of the first drop between two machines, which needs no pull, does it.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ class PullRates:
         return self.of(link)
 
     def slowest(self, worker_ids: Iterable[WorkerId]) -> float:
-        """Bytes per second of the slowest measured link between these workers; without a measured one, shared memory's
-        rate. Where links were profiled, the profiled rate."""
+        """Bytes per second of the slowest measured link between these workers, or of a network between their machines
+        that was measured at the start; without one, shared memory's rate. Where links were profiled, the profiled
+        rate."""
         if self._profiled is not None:
             return self._profiled
         among = set(worker_ids)
@@ -65,4 +67,6 @@ class PullRates:
             rate.bytes_per_s for link, rate in self._cluster.link_rates.items()
             if rate.bytes_per_s is not None and among.issuperset(link)
         ]
+        machines = {self._machine(w) for w in among}
+        measured += [r for pair, r in self._cluster.params.networks.items() if machines.issuperset(pair)]
         return min(measured, default=self._shared_memory)

@@ -21,6 +21,7 @@ from jettison.core.state import ClusterState
 from jettison.cost.stepwork import StepWork, last_stage_of, period_of, step_of
 from jettison.memory.kvtransfers import MAX_PIECE_BYTES, MAX_PIECE_NS
 from jettison.policy.exchange import ExchangeCosts, LinkId
+from jettison.policy.links import Links
 from jettison.policy.overload import Pressure, memory_binds, memory_will_bind
 from jettison.policy.refusal import predicted_wait_s
 from jettison.types import NANOSECONDS, GroupId, WorkerId
@@ -334,11 +335,13 @@ class Loads:
         return max(1, group.blocks.num_used * self._state.limits.block_size // max(1, num_requests))
 
     def exchange_costs(self, group: Group) -> ExchangeCosts:
-        """Prices of an exchange, as known so far: links as measured by ended transfers (before any: as profiled),
-        computing tokens of the group's requests again and a decode step of it as predicted, and the profiled round trip
-        of a link, at least the usual one."""
+        """Prices of an exchange, as known so far: links as measured by ended transfers (before any: as profiled, or as
+        measured at the start), computing tokens of the group's requests again and a decode step of it as predicted, and
+        the profiled round trip of a link, at least the usual one."""
         num_stages, mean_tokens = len(group.stages), self._mean_tokens(group)
-        assumed, round_trip_s = self._state.params.profiled_link or (None, 0.0)
+        params = self._state.params
+        assumed, round_trip_s = params.profiled_link or (None, 0.0)
+        machine = Links(params.machine_of).machine
         usual = ExchangeCosts()
 
         def recompute_s(num_tokens: int) -> float | None:
@@ -346,7 +349,8 @@ class Loads:
             return None if rate is None else num_tokens / rate
 
         def rate_of(link: LinkId) -> float | None:
-            return self._state.link_rate(link).bytes_per_s or assumed
+            rate = self._state.link_rate(link).bytes_per_s or assumed
+            return rate or params.networks.get((machine(link[0]), machine(link[1])))
 
         microbatch, shape = self._microbatch(group), self._state.shape
         return ExchangeCosts(

@@ -290,6 +290,17 @@ class Recoveries:
         self._cluster.num_roster_changes += 1
         return [Record("worker_joined", now_ns, {"worker": event.worker_id, "life": event.life})]
 
+    def start_empty(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
+        """Begin to fill a worker that has loaded nothing at its start; its home is formed when it has all. Returns no
+        actions yet."""
+        for group in list(self._cluster.groups_of[worker_id]):
+            self._cluster.dissolve(group)
+        worker = self._cluster.workers[worker_id]
+        worker.unfilled = set(worker.layout.shards)
+        self._recovery_of(worker_id, now_ns)
+        self._cluster.num_roster_changes += 1
+        return []
+
     def wake(
         self, worker_id: WorkerId, now_ns: int, *, is_loaded: bool,
         on_end: Callable[[WorkerId, int], dict[str, object]],

@@ -96,9 +96,12 @@ class WeightsIdentity:
 def agreed_identity(model_dir: Path, parts: Iterable[WeightsIdentity]) -> WeightsIdentity:
     """The identity of a whole copy, from workers that have each read a part of the folder.
 
-    Raises ModelError where two workers have read different bytes, because the folder was being written meanwhile.
+    Raises ModelError where two workers have read different bytes, because the folder was being written meanwhile, and
+    where none has read any.
     """
     parts = list(parts)
+    if not parts:
+        raise ModelError(f"{model_dir}: no host that a worker runs on has this folder; one must have it")
     digests: dict[ShardId, Digest] = {}
     for part in parts:
         for shard, digest in part.digests.items():

@@ -173,8 +173,12 @@ class CoreDriver:
                 self._note_stage(event)
                 if event.has_prepared:
                     self._prepared.append(event.step_id)
-            case m.MemoryReported() | m.WorkerReady():
+            case m.MemoryReported():
                 self.memory[event.worker_id] = event.memory
+            case m.WorkerReady():
+                self.memory[event.worker_id] = event.memory
+                if event.weights is None and self.core.state.workers[event.worker_id].alive:  # else it is to join
+                    return ports.WorkerEmpty(event.worker_id)
             case m.WorkerStartFailed() | m.CertificateWanted():
                 pass
             case ports.StepAbandoned() | ports.StepFailed():

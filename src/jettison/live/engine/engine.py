@@ -138,7 +138,7 @@ class Engine:
             core, encoder, self._crew.send, self._crew.abandon, self._on_emit, self._on_record,
             observer=self.timeline,
         )
-        self._warm_up = WarmUp(assembly, capacity, self._crew.send)
+        self._warm_up = WarmUp(assembly, ready, self._crew.send)
         await self._warm_up.run(core)
         self._warm_up = None
         for event in ready:

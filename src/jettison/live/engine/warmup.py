@@ -1,11 +1,12 @@
 """A few steps on every worker before it serves: touches pages, warms caches, and, where there is no profile, gives
-the predictor of step times its first points."""
+the predictor of step times its first points. Between hosts also probes of their networks (``link_classes``)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,9 +16,11 @@ from jettison.cost.stepwork import StepWork, step_of
 from jettison.device.step import StepInput
 from jettison.errors import WorkerLostError
 from jettison.live.engine.assembly import Assembly
+from jettison.live.engine.link_classes import LinkMeter
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.memory.stages import StagePlan
+from jettison.policy.links import Links
 from jettison.types import WorkerId
 
 _FIRST_STEP_ID = 1 << 60
@@ -30,23 +33,26 @@ class WarmUp:
     """Runs before the core sees any request; blocks it writes are free again afterwards."""
 
     def __init__(
-        self, assembly: Assembly, capacity_blocks: Mapping[WorkerId, int], send: Callable[[WorkerId, m.Command], None]
+        self, assembly: Assembly, ready: Sequence[m.WorkerReady], send: Callable[[WorkerId, m.Command], None]
     ) -> None:
         self._assembly = assembly
-        self._capacity = capacity_blocks
+        self._capacity = {event.worker_id: event.capacity_blocks for event in ready}
+        self._loaded = {event.worker_id for event in ready if event.weights is not None}
         self._send = send
+        self._meter = LinkMeter(send)
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._next_id = _FIRST_STEP_ID
         self.part_done = 0.0
         """Of all steps, counted in tokens."""
 
     async def run(self, core: ClusterCore) -> None:
-        """All workers at once, as they will serve. Raises WorkerLostError."""
+        """All workers at once, as they will serve, but for those that have loaded nothing; then the networks between
+        their hosts. Raises WorkerLostError."""
         limits = self._assembly.limits
         blocks = min(self._capacity.values())
         most = min(limits.max_num_batched_tokens, blocks * limits.block_size, limits.max_model_len)
         rows = min(limits.max_num_seqs, 32, blocks)
-        groups = [group.stages for group in core.groups.values()]
+        groups = [g.stages for g in core.groups.values() if self._loaded.issuperset(g.worker_ids)]
         shapes = ((1, most), (1, max(1, most // 2)), (rows, 1), (1, 1))
         num_all_tokens = _ROUNDS * sum(num_rows * num_tokens for num_rows, num_tokens in shapes)
         for round_index in range(_ROUNDS):
@@ -61,6 +67,16 @@ class WarmUp:
                 work, times_ns = StepWork.of([(num_tokens, 0)] * num_rows), (started, time.monotonic_ns())
                 for num_stages in {len(stages) for stages in groups}:
                     core.state.predictor.observe(work, times_ns, part=step_of(num_stages))
+        await self._measure_networks(core)
+
+    async def _measure_networks(self, core: ClusterCore) -> None:
+        """Where workers are on several hosts: what is between them."""
+        params, machine = core.params, Links(core.params.machine_of).machine
+        if params.has_profiled_links:  # shared memory
+            return
+        stages = [stage for group in core.groups.values() for stage in group.stages]
+        networks = await self._meter.measure({w: machine(w) for w in self._capacity}, stages, self._capacity)
+        core.reconfigure(replace(params, networks=networks))
 
     async def _step(self, stages: Sequence[StagePlan], num_rows: int, num_tokens: int) -> None:
         limits = self._assembly.limits
@@ -92,11 +108,14 @@ class WarmUp:
         """A worker's answer."""
         if isinstance(event, m.StepDone) and event.step_id in self._waiting:
             self._waiting.pop(event.step_id).set_result(None)
+        elif isinstance(event, ports.TransferEnded):
+            self._meter.on_event(event)
         elif isinstance(event, ports.StepFailed):
             self.fail(f"worker {worker_id} could not run a first step: {event.message}")
 
     def fail(self, reason: str) -> None:
         """A worker is gone or cannot compute."""
+        self._meter.fail(reason)
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(WorkerLostError(reason))

@@ -53,7 +53,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Layers (from, to) that drops are likely to leave: their pages are mapped ahead where the device can."""
     starts_empty: bool = False
     """Load nothing: a later life's shards are fetched by its recovery, from peers first, and compared with what is
-    being served. The folder may hold other weights by now."""
+    being served. The folder may hold other weights by now. A first life does so where its host has no folder."""
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

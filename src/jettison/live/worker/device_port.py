@@ -41,7 +41,8 @@ def device_spec(spec: WorkerSpec) -> DeviceSpec:
         page_bytes=spec.page_bytes,
         num_threads=spec.num_threads,
         config=spec.model,
-        starts_empty=spec.starts_empty,
+        # Where the host has no folder of the model, its peers have what was read elsewhere.
+        starts_empty=spec.starts_empty or not Path(spec.model_dir).is_dir(),
         host_bytes=spec.host_bytes,
         shared_copy_fd=spec.shared_copy_fd,
         layers=None if spec.layers is None else LayerRange(*spec.layers),

@@ -15,6 +15,7 @@ import heapq
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 
+from jettison.policy.links import FAR, MachineDistance, one_or_another
 from jettison.policy.packing.bins import Bin, Entry, Item
 from jettison.policy.packing.book import OnBook, PackingBook
 from jettison.policy.packing.types import Arrive, Grip, Operation, PackingParams, Plan, SizeClass, Work
@@ -62,18 +63,19 @@ class Packing(OnBook):
     """The desired placement of one pool of like devices; a ``Packer``.
 
     ``devices``: the devices that may be used, in the order in which they are opened; None: as many as it takes,
-    numbered from 0. ``machine_of``: devices of one machine are near each other.
+    numbered from 0. ``machine_of``: devices of one machine are near each other, those of others as ``distance`` says.
     """
 
     entries = staticmethod(index_entries)
 
     def __init__(
         self, params: PackingParams, devices: Iterable[GroupId] | None = None,
-        machine_of: Mapping[GroupId, Hashable] | None = None,
+        machine_of: Mapping[GroupId, Hashable] | None = None, distance: MachineDistance = one_or_another,
     ) -> None:
         self.params = params
         self.book = PackingBook(params.capacity, self.entries, devices)
         self._machine_of = machine_of or {}
+        self._distance = distance
         self._displaced: list[tuple[int, int, list[Item], Bin]] = []
         """Units that have to go elsewhere, and the bin where each was: a heap, the largest first."""
         self._dirty: set[GroupId] = set()
@@ -276,11 +278,13 @@ class Packing(OnBook):
         return max(bins, key=lambda b: (self._priority(b, source), -b.device), default=None)
 
     def _priority(self, bin_: Bin, source: Bin | None) -> float:
-        """The priority of section VI.C: few requests, much memory, the same machine."""
+        """The priority of section VI.C: few requests, much memory, the same machine; beyond the paper, the nearer of
+        other machines."""
         weights = self.params.priorities
         score = weights.load / (1 + bin_.num_requests) + weights.free * bin_.room / self.params.capacity
         if source is not None and bin_.device in self._machine_of:
-            score += weights.distance * (self._machine_of[bin_.device] == self._machine_of.get(source.device))
+            away = self._distance(self._machine_of.get(source.device), self._machine_of[bin_.device])
+            score += weights.distance * (FAR - away)
         return score
 
     # What an operation leaves

@@ -7,6 +7,7 @@ from jettison.core.ladder.packing.growing import Growths
 from jettison.core.ladder.packing.packable import Packable
 from jettison.core.ladder.packing.seats import Pool, Seats
 from jettison.core.ladder.packing.working import work_of
+from jettison.core.load.distances import machine_distance
 from jettison.core.load.views import Loads
 from jettison.core.state import ClusterState
 from jettison.policy.packing.mell import Packing
@@ -86,7 +87,9 @@ class Pools:
     def _packer(self, name: str, params: PackingParams) -> Packer:
         """A packer without devices. Only MELL's asks for the machines of groups."""
         make = PACKERS[name]
-        return Packing(params, (), self._packable.machine_of) if make is Packing else make(params, ())
+        if make is not Packing:
+            return make(params, ())
+        return Packing(params, (), self._packable.machine_of, machine_distance(self._cluster))
 
     def _bound_work(self, pool: Pool) -> None:
         """Tell a packer that minds compute how much work a step of the pool's groups may have."""

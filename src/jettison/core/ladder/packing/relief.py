@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import NamedTuple
 
+from jettison.core.load.distances import machine_distance
 from jettison.core.load.views import Loads
 from jettison.core.moving.migrations import Migrations, may_go
 from jettison.core.requests import RequestState
@@ -60,8 +61,9 @@ class Reliefs:
             staying.update(passage.state.request_id for passage in self._migrations.under_way)
             holders = [self._holder(g, head, num, leaving[g.group_id], staying) for g, num in free.items()]
             closed = self._closed()
-            relief = plan_relief(head_blocks, [h for h in holders if h.group_id not in closed])
-            relief = relief or plan_relief(head_blocks, holders)
+            distance = machine_distance(self._state)
+            relief = plan_relief(head_blocks, [h for h in holders if h.group_id not in closed], distance)
+            relief = relief or plan_relief(head_blocks, holders, distance)
             if relief is not None:
                 yield LetIn(head, group, relief)
 
