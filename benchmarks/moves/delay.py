@@ -23,9 +23,11 @@ from collections import deque
 
 from jettison.live.machine.netns import entered
 from jettison.live.worker.pieces import PieceSizer
+from jettison.transport.authority import Authority
 from jettison.transport.handshake import Handshake, Identity, Purpose
 from jettison.transport.link import FrameKind
 from jettison.transport.tcp import Connection, TcpLink
+from jettison.transport.tls import Papers, TlsContexts, Wire
 
 SECRET = b"s" * 32
 QUEUE_BYTES = 2 << 20
@@ -80,9 +82,19 @@ def proven(purpose: Purpose) -> tuple[Handshake, Handshake]:
     return ours, theirs
 
 
-def receive(listener: socket.socket, proofs: list[Handshake], told: multiprocessing.Queue) -> None:
+def wired(sock: socket.socket, papers: Papers | None, *, accepts: bool) -> Wire:
+    """With papers over TLS, as between hosts."""
+    if papers is None:
+        return sock
+    sock.setblocking(False)
+    return TlsContexts(papers).wrap(sock, accepts=accepts)
+
+
+def receive(
+    listener: socket.socket, proofs: list[Handshake], papers: Papers | None, told: multiprocessing.Queue
+) -> None:
     """Until the other end hangs up: bytes, seconds, and the times of activations in milliseconds."""
-    bulk, urgent = (Connection(listener.accept()[0], proof) for proof in proofs)
+    bulk, urgent = (Connection(wired(listener.accept()[0], papers, accepts=True), proof) for proof in proofs)
     link = TcpLink(*bulk, urgent, bulk_bytes=1 << 20)
     poll, num_bytes, begun_s, times_ms = select.poll(), 0, 0.0, []
     poll.register(link.fileno(), select.POLLIN)
@@ -98,10 +110,13 @@ def receive(listener: socket.socket, proofs: list[Handshake], told: multiprocess
     told.put((num_bytes, time.monotonic() - begun_s, sorted(times_ms)))
 
 
-def send(namespace: str, port: int, proofs: list[Handshake], seconds: float) -> None:
+def send(namespace: str, port: int, proofs: list[Handshake], papers: Papers | None, seconds: float) -> None:
     """Pieces without a pause, and every 20 ms an activation."""
     with entered(namespace):
-        bulk, urgent = (Connection(socket.create_connection((_OURS, port)), proof) for proof in proofs)
+        socks = [socket.create_connection((_OURS, port)) for _ in proofs]
+    bulk, urgent = (
+        Connection(wired(sock, papers, accepts=False), proof) for sock, proof in zip(socks, proofs, strict=True)
+    )
     link, sizer, poll = TcpLink(*bulk, urgent, bulk_bytes=1 << 20), PieceSizer(1 << 20, True), select.poll()
     poll.register(link.fileno(), select.POLLIN | select.POLLOUT)
     ends_s, urgent_s = time.monotonic() + seconds, 0.0
@@ -125,6 +140,8 @@ def main() -> None:
     parser.add_argument("--mbit", type=float, default=200.0)
     parser.add_argument("--delay-ms", type=float, default=10.0, help="there and back")
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--tls", action="store_true", help="encrypted, as links between hosts are")
+    parser.add_argument("--mtu", type=int, default=9000, help="of the devices: fewer packets cost the relay less")
     asked = parser.parse_args()
     namespace, bytes_per_s = f"jtdelay{os.getpid()}", asked.mbit * 1e6 / 8
     ends = (open_tun("jtdelay0"), open_tun("jtdelay1"))
@@ -135,14 +152,18 @@ def main() -> None:
         ip("link", "set", "jtdelay1", "netns", namespace)
         for where, name, address in (((), "jtdelay0", _OURS), (("-n", namespace), "jtdelay1", _THEIRS)):
             ip(*where, "addr", "add", f"{address}/30", "dev", name)
-            ip(*where, "link", "set", name, "mtu", "9000", "txqueuelen", "2000", "up")
+            ip(*where, "link", "set", name, "mtu", str(asked.mtu), "txqueuelen", "2000", "up")
         wire.start()
         pairs = [proven(Purpose.LINK), proven(Purpose.URGENT)]
+        authority = Authority() if asked.tls else None
+        papers = [None if authority is None else authority.papers_for(Identity(worker, 0)) for worker in (1, 2)]
         told: multiprocessing.Queue = context.Queue()
         with socket.create_server((_OURS, 0)) as listener:
             port = listener.getsockname()[1]
-            receiver = context.Process(target=receive, args=(listener, [pair[1] for pair in pairs], told))
-            sender = context.Process(target=send, args=(namespace, port, [p[0] for p in pairs], asked.seconds))
+            receiver = context.Process(target=receive, args=(listener, [p[1] for p in pairs], papers[1], told))
+            sender = context.Process(
+                target=send, args=(namespace, port, [p[0] for p in pairs], papers[0], asked.seconds)
+            )
             receiver.start()
             sender.start()
             num_bytes, seconds, times_ms = told.get(timeout=60 + asked.seconds)
