@@ -116,7 +116,7 @@ class RayDriver:
             task.cancel()
 
     async def _attend(self) -> None:
-        """Returns when the head was away and is back, or has ended for good."""
+        """Returns when the head was away and is back, or has ended for good, or the room is lost."""
         import ray
 
         address = ray.get_runtime_context().gcs_address
@@ -129,8 +129,8 @@ class RayDriver:
             if why_away is not None and self._why_away is None:
                 self.tell(p.Head(why_away))
             self._why_away = why_away
-            if why_away is None and self._room is not None:
-                await self._room.attend()
+            if why_away is None and self._room is not None and not await self._room.attend():
+                return
             await asyncio.sleep(_BEAT_S)
 
     def close(self) -> None:

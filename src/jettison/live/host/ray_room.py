@@ -56,14 +56,15 @@ class RayRoom:
         )  # fmt: skip
         return self._why_none()
 
-    async def attend(self) -> None:
-        """Say that there is a driver; the head answers."""
+    async def attend(self) -> bool:
+        """Say that there is a driver; the head answers. False: it comes too late, and the room is being given back."""
         if self._warden is None:
-            return
+            return True
         try:
-            await self._warden.attend.remote()
+            return bool(await self._warden.attend.remote())
         except Exception:  # noqa: BLE001 - Ray raises what it likes; its host may be gone
             self._hire()
+            return True
 
     def give_back(self) -> None:
         """In a while at most; the warden has it where Ray does not answer."""
