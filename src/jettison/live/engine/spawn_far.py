@@ -305,7 +305,7 @@ class FarSpawner:
         """Where nothing tells of a keeper that has joined any more, its lease does: this is cancelled then."""
         try:
             await self._placer.ended(keeper.post)
-        except (OSError, JettisonError) as error:
+        except Exception as error:
             if keeper.host is None:
                 raise
             number = keeper.post.number
