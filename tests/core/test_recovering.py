@@ -558,6 +558,21 @@ def test_members_of_a_split_pipeline_serve_on_while_the_rest_recovers() -> None:
     expect_all_well(cluster)
 
 
+@pytest.mark.parametrize("empty", [(1,), (0, 2)])
+def test_workers_that_have_loaded_nothing_are_filled_by_those_that_have_and_serve(empty: tuple[int, ...]) -> None:
+    cluster = FakeCluster(num_workers=3, auto_restore=False)
+    for worker_id in empty:
+        cluster.workers[worker_id].filled = set()
+    cluster.at(0, ports.WorkersEmpty(empty))
+    fill(cluster, 9)
+    cluster.run()
+    expect_all_well(cluster)
+    assert {tuple(g.worker_ids) for g in cluster.core.groups.values()} == {(0,), (1,), (2,)}
+    sends = [move for move in cluster.fetched if isinstance(move, ports.SendShard)]
+    assert sends == cluster.fetched and {move.src for move in sends}.isdisjoint(empty)
+    assert all(cluster.workers[w].filled == cluster.shape.all_shards for w in empty)
+
+
 def test_blocks_of_old_steps_are_not_given_away_before_the_fence() -> None:
     """A step of the dead pipeline may still run at the survivor: ready steps overtake those that wait for input."""
     cluster = FakeCluster(num_workers=2, full_blocks=60, auto_restore=False)

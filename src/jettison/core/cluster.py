@@ -50,10 +50,10 @@ from jettison.core.ports import (
     StepCompleted,
     StepFailed,
     Tick,
-    WorkerEmpty,
     WorkerGone,
     WorkerJoined,
     WorkerLost,
+    WorkersEmpty,
 )
 from jettison.core.preemption import told
 from jettison.core.requests import Phase, RequestState
@@ -263,8 +263,8 @@ class ClusterCore:
                 return self._on_worker_joined(event, now_ns)
             case WorkerGone():
                 return self._on_worker_gone(event, now_ns)
-            case WorkerEmpty():
-                return self.recoveries.start_empty(event.worker_id, now_ns)
+            case WorkersEmpty():
+                return self.recoveries.start_empty(event.worker_ids, now_ns)
             case OfflineStored():
                 self.state.stored_offline = event.works
                 return []

@@ -142,11 +142,11 @@ class WorkerJoined(NamedTuple):
     """Which life of the worker id it is; grows with each restart."""
 
 
-class WorkerEmpty(NamedTuple):
-    """A worker has started without having loaded anything, as its host has no folder of the model. Comes before any
+class WorkersEmpty(NamedTuple):
+    """These have started without having loaded anything, as their hosts have no folder of the model. Comes before any
     request."""
 
-    worker_id: WorkerId
+    worker_ids: tuple[WorkerId, ...]
 
 
 class WorkerGone(NamedTuple):
@@ -191,7 +191,7 @@ class Tick(NamedTuple):
 Event = (
     Arrived | CancelRequested | FinishRequested | StepCompleted | StepFailed | StepAbandoned | LayoutOffered
     | LayoutApplied | CallFailed | ShardLoaded | TransferEnded | WorkerLost | WorkerJoined | WorkerGone | WorkerFenced
-    | WorkerEmpty | OfflineStored | Tick
+    | WorkersEmpty | OfflineStored | Tick
 )
 
 

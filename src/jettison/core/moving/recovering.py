@@ -290,14 +290,15 @@ class Recoveries:
         self._cluster.num_roster_changes += 1
         return [Record("worker_joined", now_ns, {"worker": event.worker_id, "life": event.life})]
 
-    def start_empty(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
-        """Begin to fill a worker that has loaded nothing at its start; its home is formed when it has all. Returns no
-        actions yet."""
-        for group in list(self._cluster.groups_of[worker_id]):
-            self._cluster.dissolve(group)
-        worker = self._cluster.workers[worker_id]
-        worker.unfilled = set(worker.layout.shards)
-        self._recovery_of(worker_id, now_ns)
+    def start_empty(self, worker_ids: Iterable[WorkerId], now_ns: int) -> list[Action]:
+        """Begin to fill workers that have loaded nothing at their start; each home is formed when it has all. Returns
+        no actions yet."""
+        for worker_id in worker_ids:
+            for group in list(self._cluster.groups_of[worker_id]):
+                self._cluster.dissolve(group)
+            worker = self._cluster.workers[worker_id]
+            worker.unfilled = set(worker.layout.shards)
+            self._recovery_of(worker_id, now_ns)
         self._cluster.num_roster_changes += 1
         return []
 

@@ -7,7 +7,7 @@ differ only in ``send`` and ``abandon`` and in the caller of ``on_worker_event``
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from jettison.core import ports
@@ -112,6 +112,14 @@ class CoreDriver:
         if self._observer is not None and isinstance(event, ports.Tick):
             self._observer.looked(group_gauges(self.core), now_ns)
 
+    def on_start(self, ready: Sequence[m.WorkerReady], now_ns: int) -> None:
+        """What all workers have told of the start."""
+        for event in ready:
+            self.on_worker_event(event, now_ns)
+        empty = tuple(event.worker_id for event in ready if event.weights is None)
+        if empty:
+            self.handle(ports.WorkersEmpty(empty), now_ns)
+
     def on_worker_event(self, event: m.Event, now_ns: int) -> None:
         """An answer of a worker."""
         core_event = self._translate(event)
@@ -173,12 +181,8 @@ class CoreDriver:
                 self._note_stage(event)
                 if event.has_prepared:
                     self._prepared.append(event.step_id)
-            case m.MemoryReported():
+            case m.MemoryReported() | m.WorkerReady():
                 self.memory[event.worker_id] = event.memory
-            case m.WorkerReady():
-                self.memory[event.worker_id] = event.memory
-                if event.weights is None and self.core.state.workers[event.worker_id].alive:  # else it is to join
-                    return ports.WorkerEmpty(event.worker_id)
             case m.WorkerStartFailed() | m.CertificateWanted():
                 pass
             case ports.StepAbandoned() | ports.StepFailed():

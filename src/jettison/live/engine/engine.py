@@ -141,8 +141,7 @@ class Engine:
         self._warm_up = WarmUp(assembly, ready, self._crew.send)
         await self._warm_up.run(core)
         self._warm_up = None
-        for event in ready:
-            driver.on_worker_event(event, time.monotonic_ns())
+        driver.on_start(ready, time.monotonic_ns())
         self._driver, self._orders = driver, Orders(driver, self._crew)
         self._ticker = asyncio.create_task(self._tick(), name="jettison-ticker")
         if self._state == "loading":
