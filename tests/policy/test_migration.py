@@ -69,6 +69,16 @@ def test_avoided_pairs_cost_nobody_more_than_their_end(loads: list[InstanceLoad]
     assert {Pair(s, d) for s in givers for d in left} <= avoided, "two are left that may be a pair"
 
 
+def test_of_destinations_as_free_the_nearest_is_taken() -> None:
+    loads = [InstanceLoad(0, 100, 100, 0, 4), *(InstanceLoad(i, 100, 0, 0, 0) for i in (1, 2, 3)),
+             InstanceLoad(4, 100, 100, 0, 4)]  # fmt: skip
+    away = {(0, 1): 2.0, (0, 2): 1.0, (0, 3): 2.0, (4, 1): 2.0, (4, 2): 1.0, (4, 3): 1.0}
+    assert plan_pairs(loads, PARAMS) == (Pair(0, 1), Pair(4, 2))
+    assert plan_pairs(loads, PARAMS, distance=lambda *pair: away[pair]) == (Pair(0, 2), Pair(4, 3))
+    freest = [*loads, InstanceLoad(5, 200, 0, 0, 0)]
+    assert plan_pairs(freest, PARAMS, distance=lambda *pair: away.get(pair, 9.0))[0] == Pair(0, 5), "room counts first"
+
+
 def test_low_priority_goes_first_then_the_shortest() -> None:
     rows = [MigrationRow("a", 0, 2), MigrationRow("b", 1, 9), MigrationRow("c", 1, 4)]
     assert choose_request(rows, load(used=95, batch=9), load(1), PARAMS) == "c"

@@ -9,8 +9,9 @@ the second highest, and so on, one request at a time a pair. Dispatch (``policy.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 from jettison.memory.kvtransfers import MigrationKind
@@ -77,9 +78,11 @@ def may_give(load: InstanceLoad, params: MigrationParams) -> bool:
 
 
 def plan_pairs(
-    loads: Sequence[InstanceLoad], params: MigrationParams, avoided: Set[Pair] = frozenset()
+    loads: Sequence[InstanceLoad], params: MigrationParams, avoided: Set[Pair] = frozenset(),
+    distance: Callable[[GroupId, GroupId], float] | None = None,
 ) -> tuple[Pair, ...]:
-    """Sources (lowest freeness first) with destinations (highest first). Ties go to the smaller id.
+    """Sources (lowest freeness first) with destinations (highest first). Ties go to the nearest by ``distance``, where
+    there is one (beyond Llumnix), then to the smaller id.
 
     A source passes over destinations that it is to avoid; they are left to the next source.
     """
@@ -87,18 +90,31 @@ def plan_pairs(
     sources = sorted(entry for entry in rated if entry[0] < params.threshold_blocks)
     if not sources:
         return ()
-    takers = ((-instance_freeness(load), load.group_id) for load in loads)
+    rated_takers = ((-instance_freeness(load), load.group_id) for load in loads)
+    takers = (entry for entry in rated_takers if -entry[0] > params.threshold_blocks)
     # Each avoided pair makes its source pass over one destination at most.
     most = len(sources) + len(avoided)
-    rated_takers = heapq.nsmallest(most, (entry for entry in takers if -entry[0] > params.threshold_blocks))
-    destinations = [destination for _, destination in rated_takers]
+    destinations = heapq.nsmallest(most, takers) if distance is None else sorted(takers)
     pairs: list[Pair] = []
     for _, source in sources:
-        pair = next((p for p in (Pair(source, d) for d in destinations) if p not in avoided), None)
-        if pair is not None:
-            destinations.remove(pair.destination)
-            pairs.append(pair)
+        taker = _taker(source, destinations, avoided, distance)
+        if taker is not None:
+            destinations.remove(taker)
+            pairs.append(Pair(source, taker[1]))
     return tuple(pairs)
+
+
+def _taker(
+    source: GroupId, destinations: Sequence[tuple[float, GroupId]], avoided: Set[Pair],
+    distance: Callable[[GroupId, GroupId], float] | None,
+) -> tuple[float, GroupId] | None:
+    """The destination of a source, of these, the freest first; None: there is none."""
+    allowed = (entry for entry in destinations if Pair(source, entry[1]) not in avoided)
+    first = next(allowed, None)
+    if first is None or distance is None:
+        return first
+    alike = takewhile(lambda entry: entry[0] == first[0], allowed)
+    return min((first, *alike), key=lambda entry: distance(source, entry[1]))
 
 
 def choose_request(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from jettison.core.advice import Going, WantedMove
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.load.distances import machine_distance
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import Passage
 from jettison.core.ports import Action
@@ -132,7 +133,7 @@ class MigrateRung(Rung):
         idle = {i: g for i, g in groups.items() if _is_idle(g, taken)}
         loads = self._loads
         chosen_pairs: dict[RequestId, Pair] = {}
-        for pair in plan_pairs([loads[i] for i in idle], params, self._avoided(now_ns)):
+        for pair in plan_pairs([loads[i] for i in idle], params, self._avoided(now_ns), self._distance()):
             source, destination = idle[pair.source], idle[pair.destination]
             if len(destination.queues.running) >= destination.max_running:
                 continue
@@ -145,6 +146,15 @@ class MigrateRung(Rung):
                 groups=(pair.source, pair.destination), why="one is full and the other is not",
                 request_id=request_id, source=pair.source, destination=pair.destination, going=going,
             )
+
+    def _distance(self) -> Callable[[GroupId, GroupId], float] | None:
+        """Between groups, where networks between hosts are known."""
+        state = self.means.state
+        if not state.params.networks:
+            return None
+        away, machine = machine_distance(state), state.params.machine_of
+        at = {group_id: machine.get(g.worker_ids[0]) for group_id, g in state.groups.items()}
+        return lambda source, destination: away(at[source], at[destination])
 
     def _kinds(self, pairs: Mapping[RequestId, Pair]) -> Mapping[RequestId, Going]:
         """How each of these requests goes between its pair of groups; one that has to wait is left out, and looked at
