@@ -18,6 +18,7 @@ from jettison.live.machine.netns import Placement
 from jettison.memory.stages import StagePlan
 from jettison.policy.links import FAR
 from jettison.types import LayerRange
+from waiting import PATIENCE_S
 
 FAST, SLOW = 1e7, 1e6
 """Bytes per second, of the sending end."""
@@ -73,7 +74,10 @@ async def test_workers_without_a_layer_in_common_are_left_out() -> None:
 
 
 @pytest.mark.live
-async def test_an_engine_measures_its_hosts_and_merges_with_the_nearer(tmp_path: Path) -> None:
+async def test_an_engine_measures_its_hosts_and_merges_with_the_nearer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_classes, "PATIENCE_S", PATIENCE_S)
     folder = tmp_path / "model"
     create_model(folder, arch="qwen2", layers=4, hidden=32, heads=4, kv_heads=2, max_position_embeddings=256, std=0.2)
     rates = {0: FAST, 1: SLOW, 2: FAST}
