@@ -108,7 +108,7 @@ class Network:
 
 
 def inside(network: Network, host: str, hidden: Path) -> tuple[str, ...]:
-    """Before a command, for it to run on a host; ``hidden``: a folder that is empty on the far one."""
+    """Before a command, for it to run on a host; ``hidden``: a folder of which the far one has nothing."""
     covers = ["/tmp", "/dev/shm", *([str(hidden)] if host == HOSTS[FAR_HOST] else [])]
     mounts = " && ".join(f"mount -t tmpfs tmpfs {folder}" for folder in covers)
     script = f'{mounts} && exec "$@"'
@@ -217,7 +217,7 @@ async def one(folder: Path, move: str, way: str, right: list[list[int]], num_tok
     with network.up():
         placer = ProcessPlacer(
             host_of=lambda number: HOSTS[number], ip_of=network.ip_of, own_ip=network.own_ip,
-            prefix=lambda host: inside(network, host, folder),
+            prefix=lambda host: inside(network, host, folder.parent),
         )  # fmt: skip
         placer.tells_ends = way != "cut"
         engine = made(folder, FarSpawner(placer, lease_s=DEFAULT_LEASE_S), len(HOSTS))

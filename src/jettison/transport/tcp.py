@@ -125,6 +125,8 @@ class TcpLink(Link):
         self._wire = WireContent()
         self._is_attached = False
         """All connections are."""
+        self._is_read = False
+        """Frames are asked for: from then on all that has come is to be told of."""
         self._held = 0
         self._pacer = pacer
         self._alarm: Alarm | None = None
@@ -192,7 +194,7 @@ class TcpLink(Link):
             fd = stream.sock.fileno()
             reads = stream is not self._bulk or self._held < _HELD_FRAMES
             # Of a link that opens, only what shows that the peer uses it is read; the rest waits for the other half.
-            has_unread |= reads and stream.has_unread and (self._is_attached or not stream.attached)
+            has_unread |= reads and stream.has_unread and (self._is_attached or self._is_read or not stream.attached)
             mask = (select.EPOLLIN if reads else 0) | (select.EPOLLOUT if stream.wants_write else 0)
             if fd not in self._watched:
                 self._epoll.register(fd, mask)
@@ -206,6 +208,7 @@ class TcpLink(Link):
     # --- receiving
 
     def poll_frames(self) -> Iterator[Frame]:
+        self._is_read = True
         self._pump()
         if not self._open:
             return
