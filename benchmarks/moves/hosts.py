@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -52,6 +53,7 @@ VICTIM: WorkerId = 1
 MOST_LOST_S = 2.0
 NEAR_OVER_FAR = 4.0
 PATIENCE_S = 120.0
+_NUMBERS = itertools.count()
 MOVES, WAYS = ("drop", "restore", "migration"), ("none", "cut", "kill")
 
 
@@ -64,8 +66,9 @@ class Network:
     """The hosts and a bridge between them, which is this machine's own end."""
 
     def __init__(self) -> None:
-        self.tag = f"jh{os.getpid() % 100_000}"
-        self.net = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
+        number = next(_NUMBERS)  # what is taken down is gone a while later
+        self.tag = f"jh{os.getpid() % 10_000}{number}"
+        self.net = f"10.{100 + os.getpid() % 100}.{number % 250}"
         self.own_ip = f"{self.net}.1"
 
     def name(self, host: str) -> str:
@@ -198,7 +201,8 @@ class Run:
 
 
 def made(folder: Path, spawner: Spawner | None, instances: int) -> Engine:
-    return engine_of(folder, spawner, instances=instances, worker_heartbeat_timeout=0, restore_dwell_ms=60_000)
+    return engine_of(folder, spawner, instances=instances, worker_heartbeat_timeout=0, restore_dwell_ms=60_000,
+                     exchange_piece_bytes=1 << 20)  # fmt: skip
 
 
 async def expected(folder: Path, streams: int, num_tokens: int) -> list[list[int]]:

@@ -74,8 +74,9 @@ def inproc_pair():
     return InProcessLink.pair(1, 2, activation_slots=3, bulk_slots=3, activation_bytes=4096, bulk_bytes=8192)
 
 
-def dialled_pair(scheme, num_connections, tls=False):
-    """Opened without waiting; both ends are what takes the opening link's place."""
+def dialled_pair(scheme, num_connections, tls=False, waits=True):
+    """Opened without waiting; both ends are what takes the opening link's place. ``waits``: until the accepting end
+    knows that it is used, which a worker does not ask."""
     with tempfile.TemporaryDirectory() as folder:
         address = f"unix:{folder}/link" if scheme == "unix" else "tcp:127.0.0.1:0"
         listener = listening_socket(address, seqpacket=scheme == "unix")
@@ -98,7 +99,8 @@ def dialled_pair(scheme, num_connections, tls=False):
                 theirs = make(*accepted)
                 accepted.append(theirs)
         acceptor.close()
-    theirs.wait_attached(1.0)
+    if waits:
+        theirs.wait_attached(1.0)
     return opening.settled, theirs
 
 

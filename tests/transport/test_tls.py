@@ -272,9 +272,10 @@ def test_bytes_come_whole_however_little_the_network_takes(told):
     tap.close()
 
 
-def test_frames_that_were_read_and_not_given_back_are_told_of():
+@pytest.mark.parametrize("waits", [True, False])
+def test_frames_that_were_read_and_not_given_back_are_told_of(waits):
     """The socket has nothing left to say then: what is decrypted here would wait for ever."""
-    a, b = dialled_pair("tcp", 2, tls=True)
+    a, b = dialled_pair("tcp", 2, tls=True, waits=waits)
     poll = select.poll()
     poll.register(b.fileno(), select.POLLIN)
     num_sent, held, num_got = 0, [], 0
