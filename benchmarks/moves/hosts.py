@@ -105,7 +105,8 @@ class Network:
                     run("tc", *where, "qdisc", "add", "dev", device, "parent", "1:", "handle", "2:", "pfifo_fast")
             yield
         finally:
-            for host in HOSTS:
+            for host in HOSTS:  # the cable, too: a namespace goes when its last connection has
+                subprocess.run(("ip", "link", "del", self.name(host)), check=False, capture_output=True)
                 subprocess.run(("ip", "netns", "del", self.name(host)), check=False, capture_output=True)
             subprocess.run(("ip", "link", "del", bridge), check=False, capture_output=True)
 
