@@ -162,6 +162,9 @@ class Request:
     service_class: ServiceClass = ServiceClass.ONLINE
     deadline_ns: int | None = None
     """When its first token is due, on the clock of ``arrival_ns``; None: as soon as its class allows."""
+    resumed: tuple[int, ...] = ()
+    """Tokens of its answer that its client has already, from a controller that has ended: the answer goes on behind
+    them, and they are not told again."""
 
 
 class TokenLogprobs(NamedTuple):

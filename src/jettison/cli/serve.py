@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jettison.cli.flags import resolve_config, with_config_flags
+from jettison.config import EngineConfig
 from jettison.live.machine.address_space import check_address_limit
+
+if TYPE_CHECKING:
+    from jettison.server.parent.line import ParentLine
 
 
 @with_config_flags
@@ -30,8 +34,25 @@ def serve(
     """
     resolved = resolve_config(model_dir, config, flags)
     check_address_limit()
-    from jettison.server.launch import serve as run_server
 
     with resolved.placed():
-        code = run_server(resolved)
+        code = _run(resolved)
     raise typer.Exit(code)
+
+
+def _run(config: EngineConfig) -> int:
+    """The server; with front ends its parent, and in processes that are forked from it a controller."""
+
+    def controller(line: ParentLine | None) -> int:
+        from jettison.server.launch import serve as run_server
+
+        return run_server(config, line)
+
+    if not config.api_servers:
+        return controller(None)
+    from jettison.server.parent.process import Parent
+    from jettison.server.quiet_log import install_log
+
+    install_log(str(config.log_level))
+    server = config.server
+    return Parent(controller, config.api_servers, server.host, server.port, config.faults.orphan_timeout_s).run()

@@ -325,6 +325,10 @@ class FaultsConfig:
     outage_timeout_s: float = config_key(
         60.0, float_from(0.0), "How long accepted requests wait when no worker lives; then they end with an error.",
         name="outage_timeout", metavar="SECONDS")
+    orphan_timeout_s: float = config_key(
+        60.0, float_from(0.0), "With front ends: how long they and their streams wait for another controller when "
+        "theirs has died or hangs (0: they end with it). As long as --outage-timeout: to a client it is the same wait.",
+        name="orphan_timeout", metavar="SECONDS")
 
 
 @dataclass(frozen=True, slots=True)

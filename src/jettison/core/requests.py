@@ -135,9 +135,9 @@ class RequestState:
         self.request = request
         self.request_id: RequestId = request.request_id
         self.num_prompt = len(request.prompt_token_ids)
-        self.num_tokens = self.num_prompt
+        self.num_tokens = self.num_prompt + len(request.resumed)
         """Prompt and output. Invariant: ``num_prompt + len(output)``; kept because it is asked for all the time."""
-        self.output: list[int] = []
+        self.output: list[int] = list(request.resumed)
         """Tokens produced so far (``add_token``)."""
         self.wants_output = request.params.max_tokens > 0
         """It asked for tokens beyond its prompt; one that did not ends when its prompt is computed."""
@@ -163,7 +163,8 @@ class RequestState:
         """How it ends or has ended (``Hold.ENDING``)."""
         self.finish_reason: FinishReason | None = None
         self.first_scheduled_ns: int | None = None
-        self.first_token_ns: int | None = None
+        self.first_token_ns: int | None = request.arrival_ns if request.resumed else None
+        """One that is resumed has had its first token, and is late for none: it waits as one that was preempted."""
         self.finished_ns: int | None = None
         self.num_preemptions = 0
         self.num_live_rows = 0

@@ -36,7 +36,8 @@ from jettison.server.descriptors import connection_limit
 from jettison.server.fronts.beside import front_ends
 from jettison.server.key_file import KeySource
 from jettison.server.notify import notify
-from jettison.server.quiet_log import PlainFormatter, TracebackLimit
+from jettison.server.parent.line import ParentLine
+from jettison.server.quiet_log import install_log
 from jettison.server.recorder import TraceRecorder
 from jettison.server.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from jettison.server.serving import run_on, run_server
@@ -52,13 +53,11 @@ EXACT_DTYPES = frozenset({"float64"})
 """Precisions for which equal tokens are promised under all memory moves; see ``jettison verify``."""
 
 
-def serve(config: EngineConfig) -> int:
-    """Run until SIGTERM or SIGINT; returns the exit code. Raises ModelError, BudgetError, ConfigError."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handler.addFilter(TracebackLimit())
-    logging.basicConfig(level=str(config.log_level).upper(), handlers=[handler])
-    for note in config.notes:
+def serve(config: EngineConfig, line: ParentLine | None = None) -> int:
+    """Run until SIGTERM or SIGINT, with front ends until the parent tells; returns the exit code. Raises ModelError,
+    BudgetError, ConfigError. ``line``: to the parent of a server with front ends, whose controller this is."""
+    install_log(str(config.log_level))
+    for note in config.notes if line is None or line.weights is None else ():
         logger.info("%s", note)
     try:
         import uvloop
@@ -67,7 +66,7 @@ def serve(config: EngineConfig) -> int:
     except ImportError:
         runner = asyncio.Runner()
     with runner:
-        return runner.run(_serve(config))
+        return runner.run(_serve(config, line))
 
 
 @contextmanager
@@ -159,11 +158,18 @@ def _most_requests(config: EngineConfig) -> int | None:
     return None if num_queued is None else num_queued + config.scheduler.max_num_seqs * config.instances
 
 
-async def _start(engine: Engine, served: asyncio.Event) -> None:
+async def _start(engine: Engine, served: asyncio.Event, line: ParentLine | None) -> None:
     await engine.start()
     settle_garbage_collector()
     await served.wait()
-    notify("READY=1", "STATUS=takes requests")
+    if line is not None:
+        line.ready(engine.weights_digest)
+    _tell_manager(line, "READY=1", "STATUS=takes requests")
+
+
+def _tell_manager(line: ParentLine | None, *assignments: str) -> None:
+    """The service manager listens to the process that it has started."""
+    (notify if line is None else line.notify)(*assignments)
 
 
 def _recorder(config: EngineConfig, keys: KeySource, api_keys: tuple[str, ...]) -> TraceRecorder | None:
@@ -233,27 +239,27 @@ async def _close(recorder: TraceRecorder | None, traces: Traces | None, *, waits
 
 async def _run(
     app: Starlette, config: EngineConfig, assembly: Assembly, drain: Callable[[float], Awaitable[None]],
-    keys: KeySource, stop: asyncio.Event, served: asyncio.Event,
+    keys: KeySource, stop: asyncio.Event, served: asyncio.Event, line: ParentLine | None,
 ) -> int:
     """Serve until a signal or ``stop``; see ``run_server``. ``served`` is set when clients can connect."""
     state, server = server_state(app), config.server
     on_hangup = None if keys.path is None else lambda: keys.reload(state.keys)
-    options: dict[str, Any] = {
-        "shutdown_timeout_s": server.shutdown_timeout_s, "on_drain": drain, "on_hangup": on_hangup, "stop": stop}
-    if not config.api_servers:
-        return await run_server(app, server.host, server.port, on_started=lambda port: served.set(), **options)
-    async with front_ends(state, config, assembly.byte_tokens, on_served=served.set, on_failed=stop.set) as beside:
-        code = await run_on(app, beside.listener, **options)
-    return 1 if beside.fronts.failed.is_set() else code
+    options: dict[str, Any] = {"shutdown_timeout_s": server.shutdown_timeout_s, "on_drain": drain, "stop": stop}
+    if line is None:
+        return await run_server(
+            app, server.host, server.port, on_started=lambda port: served.set(), on_hangup=on_hangup, **options)
+    line.on_hangup = on_hangup
+    async with front_ends(state, config, assembly.byte_tokens, line, on_served=served.set) as listener:
+        return await run_on(app, listener, force=line.force, takes_signals=False, **options)
 
 
-async def _serve(config: EngineConfig) -> int:
+async def _serve(config: EngineConfig, line: ParentLine | None) -> int:
     """Run engine and server. HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
     key_file = config.server.api_key_file
     keys = KeySource(config.server.api_keys, None if key_file is None else Path(key_file))
     api_keys = keys.read()
     tls = TlsSettings(**asdict(config.tls)).context()
-    engine = Engine(config)
+    engine = Engine(config, must_serve=None if line is None else line.weights)
     assembly = engine.prepare()
     recorder = _recorder(config, keys, api_keys)
     traces = traces_to(config.traces.endpoint, engine.records_since, config.model.served_model_name)
@@ -269,19 +275,21 @@ async def _serve(config: EngineConfig) -> int:
     await batches.start()
 
     async def drain(timeout_s: float) -> None:
-        notify("STOPPING=1", "STATUS=lets running requests end")
+        _tell_manager(line, "STOPPING=1", "STATUS=lets running requests end")
         await batches.stop()
         await engine.drain(timeout_s)
 
-    stop, served = asyncio.Event(), asyncio.Event()
+    stop, served = asyncio.Event() if line is None else line.stop, asyncio.Event()
+    if line is not None:
+        line.open()
     # A supervisor restarts a process that ends; a server that answers 503 for ever helps no client.
     engine.on_failure = stop.set
-    starting = asyncio.create_task(_start(engine, served), name="jettison-start")
+    starting = asyncio.create_task(_start(engine, served, line), name="jettison-start")
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
     code = 1
     try:
         with _stopped_with_stdin(stop):
-            code = await _run(app, config, assembly, drain, keys, stop, served)
+            code = await _run(app, config, assembly, drain, keys, stop, served, line)
     finally:
         if not starting.done():
             starting.cancel()

@@ -72,6 +72,19 @@ class Admission:
         finally:
             arrival.give_back()
 
+    @contextmanager
+    def returned(self, tenant: str, num_choices: int) -> Iterator[Arrival]:
+        """Count in a request that another process let in and that has been accepted: no limit is held against it."""
+        arrival = self.arrival_of(tenant, self._shares[tenant])
+        arrival.take(num_choices)
+        arrival.accepted()
+        self.num_active += 1
+        try:
+            yield arrival
+        finally:
+            self.num_active -= 1
+            arrival.give_back()
+
     def arrival_of(self, tenant: str, share: Share) -> Arrival:
         """A new one."""
         return Arrival(self, self._settings, share)
@@ -251,12 +264,15 @@ class Arrival(_Body):
         if why_never is not None:
             raise bad_request(why_never, param)
         share, now_s = self._share, time.monotonic()
-        num_more = num_choices - self._num_choices
         why_not = why_over_share(share.num_choices - self._num_choices, num_choices, self._limit)
         if why_not is not None:
             raise KeyLimitError(why_not, retry_after_ms(share.predicted_end_s(now_s, besides=self)))
-        share.num_choices += num_more
-        share.arrived_s.setdefault(self, now_s)
+        self.take(num_choices)
+
+    def take(self, num_choices: int) -> None:
+        """Have places for so many choices."""
+        self._share.num_choices += num_choices - self._num_choices
+        self._share.arrived_s.setdefault(self, time.monotonic())
         self._num_choices = num_choices
 
     def give_back(self) -> None:

@@ -82,3 +82,11 @@ class PlainFormatter(logging.Formatter):
 
 def _escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
+
+
+def install_log(level: str) -> None:
+    """The log of a server's process, on its standard error. Nothing where there is one."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(TracebackLimit())
+    logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -18,23 +18,20 @@ from typing import Any
 
 import uvicorn
 
-from jettison.errors import ConfigError
 from jettison.server.app import Application, server_state
 from jettison.server.descriptors import DescriptorWatch
 from jettison.server.http_protocol import bounded_protocol
 from jettison.server.quiet_log import Seldom
 from jettison.server.settings import ServerSettings
+from jettison.server.sockets import BACKLOG, open_socket
 from jettison.server.state import ServerState
 from jettison.server.tls import HANDSHAKE_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 4096
 ABORT_GRACE_S = 1.0
 """Time for the errors of cut-off streams to be sent, and for connections to close."""
 
-UNSENT_BYTES = 128 << 10
-"""Bytes of an answer that the kernel buffers beyond what it may send."""
 LOOK_TICKS = 10
 """Ticks of 0.1 s between two looks at the connections."""
 
@@ -99,32 +96,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-def open_socket(host: str, port: int, *, is_shared: bool = False, listens: bool = True) -> socket.socket:
-    """Listen, or only bind. Port 0 takes any free one. ``is_shared``: other sockets of this server listen there, too,
-    and the kernel deals connections out to them. Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's algorithm off only for sockets marked as TCP: with it on,
-    # every second small write waits 40 ms for a delayed acknowledgement.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            # Else the kernel buffers megabytes for a client that reads nothing, which then looks like one that reads.
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-        listener.bind((host, port))
-        if listens:
-            listener.listen(BACKLOG)
-        else:  # until it listens, it is this that keeps another server from the address
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-    listener.setblocking(False)
-    return listener
-
-
 async def run_server(
     app: Application,
     host: str,
@@ -160,16 +131,18 @@ async def run_on(
     on_started: Callable[[], None] | None = None,
     on_hangup: Callable[[], None] | None = None,
     stop: asyncio.Event | None = None,
+    force: asyncio.Event | None = None,
     takes_signals: bool = True,
 ) -> int:
-    """Serve until a signal (or ``stop``); returns the exit code: 1 when a second signal forced the end, else 0.
+    """Serve until a signal (or ``stop``); returns the exit code: 1 when a second signal (or ``force``) forced the end,
+    else 0.
 
     ``listener`` is closed at the end. ``on_drain`` is called once when draining begins, with the seconds it may take,
     and awaited for no longer. ``on_hangup`` is called for every SIGHUP, which without it ends the process.
     ``takes_signals``: False where another process decides when this one ends.
     """
     state = server_state(app)
-    first, second = stop or asyncio.Event(), asyncio.Event()
+    first, second = stop or asyncio.Event(), force or asyncio.Event()
     watch = DescriptorWatch(Seldom(logger))
     server = _Server(_uvicorn_config(app, state), watch, state.settings)
     signals = _signals(first, second, on_hangup) if takes_signals else contextlib.nullcontext()

@@ -20,7 +20,7 @@ from jettison.core.cluster import ClusterCore
 from jettison.core.controlstream import LINK_GRACE_S
 from jettison.cost.deployment import deployment_to_document
 from jettison.device.model.identity import WeightsIdentity, agreed_identity
-from jettison.errors import JettisonError, NotReadyError, OverCapacityError, RequestError, TooLongError
+from jettison.errors import JettisonError, ModelError, NotReadyError, OverCapacityError, RequestError, TooLongError
 from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, LogPart, RequestTimings, TokenEvent
 from jettison.live.engine.assembly import Assembly, assemble
 from jettison.live.engine.crew import Crew
@@ -59,10 +59,14 @@ DEPENDENT_ROWS = ": products by torch, so requests in a step may change each oth
 class Engine:
     """Jettison, running. ``start`` loads workers, ``submit`` streams tokens, ``drain`` and ``close`` end it."""
 
-    def __init__(self, config: EngineConfig, spawner: Spawner | None = None) -> None:
-        """``spawner``: where workers run; None: where ``config`` says."""
+    def __init__(
+        self, config: EngineConfig, spawner: Spawner | None = None, must_serve: str | None = None
+    ) -> None:
+        """``spawner``: where workers run; None: where ``config`` says. ``must_serve``: digest of the weights that an
+        engine before this one served, and no others are served (None: whatever the folder has)."""
         self._config = config
         self._spawner = spawner
+        self._must_serve = must_serve
         self._state: EngineState = "loading"
         self._streams: dict[RequestId, Stream] = {}
         self._assembly: Assembly | None = None
@@ -160,6 +164,8 @@ class Engine:
         assert self._crew is not None
         parts = [r.weights for r in ready if r.weights is not None]
         weights = agreed_identity(Path(self._config.model.model), parts)
+        if self._must_serve not in (None, weights.summary):
+            raise ModelError(f"{self._config.model.model} has other weights than those that are being served")
         for event in ready:
             self._crew.send(event.worker_id, m.AdoptWeights(weights))
         return weights
@@ -338,6 +344,13 @@ class Engine:
         snapshot.weights = self._weights_digest
         snapshot.own_products, snapshot.products_of_some = self._own_products.all, self._own_products.of_some
         return snapshot
+
+    @property
+    def weights_digest(self) -> str:
+        """Of what is served. Raises NotReadyError before ``start``."""
+        if self._weights_digest is None:
+            raise NotReadyError("the model is still loading")
+        return self._weights_digest
 
     def event_document(self) -> dict[str, object]:
         """Decisions and milestones so far, times in seconds since the engine was made: ``GET /jettison/events``."""

@@ -23,6 +23,7 @@ from jettison.live.engine.api import EngineClient, EngineInfo, EngineState, Toke
 from jettison.live.engine.stream import Stream
 from jettison.live.frontend import wire as w
 from jettison.live.frontend.channel import FAILED, Message, TurnChannel
+from jettison.live.machine.kept_sockets import serve_kept
 from jettison.types import FinishReason, Request, RequestId
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,10 @@ class Desk(Protocol):
         """It takes connections from now on."""
         ...
 
+    def back(self, front: FrontId, number: int, tenant: str, num_choices: int) -> None:
+        """A request that an earlier controller let in has its places again."""
+        ...
+
     def gone(self, front: FrontId) -> None:
         """A front end is gone, and its requests end next."""
         ...
@@ -104,13 +109,14 @@ class HubStream(Stream):
 
     __slots__ = ("first_ns", "front", "has_begun", "num_cached", "num_logprobs", "num_output", "number", "was_failed")
 
-    def __init__(self, front: Front, number: int, arrival_ns: int) -> None:
+    def __init__(self, front: Front, number: int, arrival_ns: int, num_told: int = 0) -> None:
+        """``num_told``: tokens that came of it before this controller."""
         super().__init__(arrival_ns)
         self.front = front
         self.number = number
-        self.has_begun = False
+        self.has_begun = num_told > 0
         """Whether an event has told what only the first one tells."""
-        self.num_output = 0
+        self.num_output = num_told
         self.num_logprobs = 0
         self.num_cached = 0
         self.was_failed = False
@@ -156,8 +162,10 @@ class HubStream(Stream):
 class Front:
     """One life of one front end."""
 
-    def __init__(self, hub: Hub, front_id: FrontId) -> None:
+    def __init__(self, hub: Hub, front_id: FrontId = -1, life: int = 0) -> None:
+        """One without a number has not said yet who it is."""
         self.id = front_id
+        self.life = life
         self._hub = hub
         self.channel = TurnChannel(
             self, reads_front=True, max_unread_bytes=MAX_UNREAD_BYTES, on_unread=lambda: hub.on_unread(self))
@@ -195,7 +203,7 @@ class Front:
 class Hub:
     """All front ends of one controller. All calls on one asyncio loop."""
 
-    def __init__(self, engine: StreamEngine, desk: Desk, on_lost: Callable[[FrontId, str], None]) -> None:
+    def __init__(self, engine: StreamEngine, desk: Desk, on_lost: Callable[[Front, str], None]) -> None:
         """``on_lost`` is called when a front end is gone, its requests cancelled."""
         self._engine = engine
         self._desk = desk
@@ -208,14 +216,22 @@ class Hub:
         """Serve a front end at the other end of this socket; it takes the place of an earlier life that is gone."""
         front = Front(self, front_id)
         await asyncio.get_running_loop().create_connection(lambda: front.channel, sock=sock)
-        self.fronts[front_id] = front
+        self._enter(front)
+        return front
+
+    async def listen(self, listener: socket.socket) -> asyncio.AbstractServer:
+        """Take front ends that connect here; the first that each says is who it is."""
+        return await serve_kept(lambda: Front(self).channel, listener)
+
+    def _enter(self, front: Front) -> None:
+        if (earlier := self.fronts.get(front.id)) is not None:
+            self.drop(earlier, "a later life of it is here")
+        self.fronts[front.id] = front
         self._tell(front)
         if self._is_closing:
             front.channel.say(w.Stop())
-            return front
-        if self._ticker is None:
+        elif self._ticker is None:
             self._ticker = asyncio.create_task(self._tick(), name="jettison-front-ends")
-        return front
 
     async def close(self) -> None:
         """Tell all front ends to end."""
@@ -301,6 +317,13 @@ class Hub:
         """Act on what a front end says."""
         if front.gone.is_set():
             return
+        if front.id < 0:
+            if not isinstance(message, w.Hello) or message.front < 0:
+                front.channel.hang_up("it did not say who it is")
+                return
+            front.id, front.life = message.front, message.life
+            self._enter(front)
+            return
         desk = self._desk
         if front.num_unanswered is None:
             front.num_unanswered = 0
@@ -326,6 +349,10 @@ class Hub:
                     front.counted.set()
             case w.Serves():
                 desk.serves(front.id)
+            case w.Return(number, tenant, num_choices):
+                desk.back(front.id, number, tenant, num_choices)
+            case w.Resubmit(number, request):
+                self._hand_in(front, number, request, is_further=True)
             case w.Claim() | w.Ask():
                 front.channel.say(self._answer(front, message))
 
@@ -344,7 +371,7 @@ class Hub:
         """Acting on what it said, or writing what it was to hear, has failed: its request fails, and nothing else."""
         refusal = w.refusal_of(JettisonError(FAILED))
         match message:
-            case w.Submit(stream):
+            case w.Submit(stream) | w.Resubmit(stream):
                 front.channel.say(w.Refused(stream, refusal))
                 front.refusal = refusal
                 if (request_id := front.ids.pop(stream, None)) is not None:
@@ -385,22 +412,27 @@ class Hub:
         elif front.refusal is not None:  # where the first choice was refused, the others are
             front.channel.say(w.Refused(message.stream, front.refusal))
             return
-        stream = HubStream(front, message.stream, request.arrival_ns)
-        front.streams[request.request_id], front.ids[message.stream] = stream, request.request_id
+        self._hand_in(front, message.stream, request, is_further=message.is_further)
+
+    def _hand_in(self, front: Front, number: int, request: Request, *, is_further: bool) -> None:
+        stream = HubStream(front, number, request.arrival_ns, len(request.resumed))
+        front.streams[request.request_id], front.ids[number] = stream, request.request_id
         try:
-            self._engine.submit_to(request, stream, is_further=message.is_further)
+            self._engine.submit_to(request, stream, is_further=is_further)
         except JettisonError as error:
             front.streams_over(stream)
             front.refusal = w.refusal_of(error)
-            front.channel.say(w.Refused(message.stream, front.refusal))
+            front.channel.say(w.Refused(number, front.refusal))
             return
-        front.channel.say(w.Accepted(message.stream))
+        front.channel.say(w.Accepted(number))
 
     def on_lost(self, front: Front, why: str) -> None:
         """A front end is gone. Its requests end here; those of the others do not notice."""
         if front.gone.is_set():
             return
         front.gone.set()
+        if front.id < 0:  # it never said who it is
+            return
         self._desk.gone(front.id)
         if self.fronts.get(front.id) is front:
             del self.fronts[front.id]
@@ -408,4 +440,4 @@ class Hub:
             self._engine.cancel(request_id)
         front.streams.clear()
         front.counted.set()
-        self._on_lost(front.id, why)
+        self._on_lost(front, why)

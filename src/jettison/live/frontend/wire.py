@@ -149,6 +149,30 @@ class Serves(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """Connections are taken from now on."""
 
 
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """The first on a channel: who speaks."""
+
+    front: int
+    life: int
+    """Which process of this front end it is."""
+
+
+class Return(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """A request that another controller has let in, with so many choices: its place. Has no answer."""
+
+    number: int
+    tenant: str
+    num_choices: int
+
+
+class Resubmit(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """A choice that another controller has accepted, and the tokens that came of it (``Request.resumed``). Answered
+    as ``Submit`` is."""
+
+    stream: int
+    request: Request
+
+
 # --- from the controller
 
 
@@ -218,7 +242,9 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=40):
     """End: all requests are over."""
 
 
-FromFront = Arrive | Claim | Submit | Landed | Leave | Cancel | FinishEarly | Note | Ask | Serves
+FromFront = (
+    Arrive | Claim | Submit | Landed | Leave | Cancel | FinishEarly | Note | Ask | Serves | Hello | Return | Resubmit
+)
 FromController = Status | Accepted | Refused | Tokens | Event | Answer | Abort | Tell | Stop
 
 _encoder = msgspec.msgpack.Encoder()

@@ -17,7 +17,7 @@ import msgspec
 from jettison.errors import JettisonError, OverCapacityError, RequestError
 from jettison.live.engine.api import EngineState
 from jettison.live.frontend import wire as w
-from jettison.live.frontend.hub import FrontId, Hub, StreamEngine
+from jettison.live.frontend.hub import Front, FrontId, Hub, StreamEngine
 from jettison.server.console.journal import Row
 from jettison.server.doors.response_store import StoredResponse
 from jettison.server.errors import ApiError
@@ -104,7 +104,7 @@ class FrontDesk:
     """Implements ``live.frontend.hub.Desk`` and ``state.Fronts`` over the controller's state."""
 
     def __init__(
-        self, state: ServerState, engine: StreamEngine, on_lost: Callable[[FrontId, str], None],
+        self, state: ServerState, engine: StreamEngine, on_lost: Callable[[Front, str], None],
         on_serves: Callable[[FrontId], None] = lambda front: None,
     ) -> None:
         """``on_serves`` is called when one takes connections."""
@@ -182,6 +182,12 @@ class FrontDesk:
         """See ``Desk``."""
         if (place := self._places.pop((front, number), None)) is not None:
             place.leaving.close()
+
+    def back(self, front: FrontId, number: int, tenant: str, num_choices: int) -> None:
+        """See ``Desk``."""
+        leaving = ExitStack()
+        arrival = leaving.enter_context(self._state.admission.returned(tenant, num_choices))
+        self._places[front, number] = _Place(arrival, leaving)
 
     def note(self, front: FrontId, topic: str, body: bytes) -> None:
         """See ``Desk``."""

@@ -157,8 +157,16 @@ class UnderWay(set[Generation]):
         super().add(generation)
         request_id = generation.jobs[0].request.request_id
         self._by_id[request_id] = generation
+        self._tell(request_id, generation)
+
+    def _tell(self, request_id: RequestId, generation: Generation) -> None:
         rows = [as_text(row) for row in generation.rows(0, len(generation.jobs))]
         self._engine.note(t.BEGAN, t.Began(request_id, rows))
+
+    def tell_again(self) -> None:
+        """To a later controller."""
+        for request_id, generation in self._by_id.items():
+            self._tell(request_id, generation)
 
     def discard(self, generation: object) -> None:
         """See ``ServerState.generations``."""
@@ -184,7 +192,7 @@ class FarResponses:
         """See ``ResponseKeeper``. Leaves at once, before its client can ask for it elsewhere."""
         kept = t.Kept(tenant, response_id, response.document, response.items, response.output)
         self._engine.note(t.KEEP, kept)
-        self._engine.channel.flush()
+        self._engine.channel.flush()  # nothing where there is no controller
 
     async def find(self, tenant: str, response_id: str) -> StoredResponse | None:
         """See ``ResponseKeeper``."""
@@ -214,6 +222,7 @@ class FrontState(ServerState):
         self.draw_seed = seed_source(settings.default_seed, series)
         engine.on_abort = self.under_way.abort
         engine.on_tell = partial(self._tell, engine)
+        engine.on_back = self.under_way.tell_again
         engine.on_status = self._on_status
 
     def _tell(self, engine: RemoteEngine) -> None:

@@ -1,13 +1,14 @@
-"""A front end from its first word with the controller to its end, in a process of its own or (in tests) in another."""
+"""A front end from its first word with a controller to its end, in a process of its own or (in tests) in another."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from jettison.live.frontend import wire as w
+from jettison.live.frontend.channel import TurnChannel
 from jettison.live.frontend.remote_engine import RemoteEngine
 from jettison.server.fronts import topics as t
 from jettison.server.fronts.forward import Forward
@@ -15,6 +16,9 @@ from jettison.server.fronts.front import FrontState, create_front
 from jettison.server.serving import ABORT_GRACE_S, run_on
 from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
+
+Connect = Callable[[TurnChannel], Awaitable[None]]
+"""Has a channel connected to the controller, however long that takes."""
 
 
 def front_settings(engine: RemoteEngine, settings: ServerSettings, *, records: bool, traces: bool) -> ServerSettings:
@@ -32,13 +36,14 @@ def front_settings(engine: RemoteEngine, settings: ServerSettings, *, records: b
 
 
 async def serve_front(
-    make_state: Callable[[RemoteEngine], FrontState], forward_path: str, channel: socket.socket,
-    listener: socket.socket, on_started: Callable[[], None] | None = None,
+    engine: RemoteEngine, make_state: Callable[[RemoteEngine], FrontState], forward_path: str, connect: Connect,
+    listener: socket.socket, hello: w.Hello, on_started: Callable[[], None] | None = None,
 ) -> None:
-    """Serve until the controller tells to end, or is gone. Nothing is served before it has told its keys."""
-    engine, stop, told = RemoteEngine(), asyncio.Event(), asyncio.Event()
+    """Serve until a controller tells to end, or there is none and none will be. Nothing is served before one has told
+    its keys."""
+    stop, told, parted, serves = asyncio.Event(), asyncio.Event(), asyncio.Event(), asyncio.Event()
     state = make_state(engine)
-    before, engine.on_stop = engine.on_status, stop.set
+    before, engine.on_stop, engine.on_parted = engine.on_status, stop.set, parted.set
 
     def on_status(status: w.Status) -> None:
         if before is not None:
@@ -47,14 +52,26 @@ async def serve_front(
 
     engine.on_status = on_status
 
+    async def stay_connected() -> None:
+        channel = engine.channel
+        while True:
+            parted.clear()
+            channel.say(hello)
+            if serves.is_set():
+                channel.say(w.Serves())
+            await connect(channel)
+            await parted.wait()
+            channel = engine.reopened()
+
     def started() -> None:
+        serves.set()
         engine.say(w.Serves())
         if on_started is not None:
             on_started()
 
-    await asyncio.get_running_loop().create_connection(lambda: engine.channel, sock=channel)
+    connecting = asyncio.create_task(stay_connected(), name="jettison-controller")
     waits = [asyncio.ensure_future(event.wait()) for event in (told, stop)]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([*waits, connecting], return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
     try:
@@ -67,6 +84,8 @@ async def serve_front(
                 on_started=started, stop=stop, takes_signals=False)
     finally:
         listener.close()
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
         engine.channel.close()
         await asyncio.to_thread(state.grammars.close)
 
@@ -74,7 +93,5 @@ async def serve_front(
 def state_of(
     engine: RemoteEngine, tokenizer: Tokenizer, settings: ServerSettings, series: str, *, records: bool, traces: bool
 ) -> FrontState:
-    """The state of a front end."""
+    """The state of a front end. ``series``: see ``FrontState``."""
     return FrontState(engine, tokenizer, front_settings(engine, settings, records=records, traces=traces), series)
-
-

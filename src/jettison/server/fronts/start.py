@@ -27,16 +27,16 @@ _Carried = msgspec.defstruct("_Carried", [(name, _HINTS[name]) for name in CARRI
 
 
 class FrontStart(msgspec.Struct, frozen=True, kw_only=True):
-    """One life of a front end."""
+    """What every life of every front end is told."""
 
     settings: msgspec.Raw
     tls: TlsSettings
     tokenizer_dir: str
     byte_tokens: int | None
-    forward_path: str
-    """The socket of the controller's own application."""
-    series: str
-    """See ``FrontState``."""
+    folder: str
+    """Of the sockets in ``fronts.paths``."""
+    orphan_timeout_s: float
+    """How long streams wait for the next controller."""
     has_journal: bool
     """Whether the controller has a console, or traces requests."""
     reads_traces: bool

@@ -1,0 +1,89 @@
+"""A controller's end of the line to its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from jettison.server.parent import orders as o
+
+logger = logging.getLogger(__name__)
+
+
+class ParentLine:
+    """What a controller has from its parent. Made in the forked process; ``open`` on its loop."""
+
+    def __init__(
+        self, sock: socket.socket, folder: str, fronts: socket.socket, forward: socket.socket, port: int,
+        weights: str | None,
+    ) -> None:
+        """``folder``: of sockets, which outlive this process; ``fronts``, ``forward``: those of them at which front
+        ends connect, and where the controller's own application is served; ``port``: of all front ends; ``weights``:
+        digest of those that an earlier controller served."""
+        self._sock = sock
+        self.folder = folder
+        self.fronts = fronts
+        self.forward = forward
+        self.port = port
+        self.weights = weights
+        self.stop = asyncio.Event()
+        self.force = asyncio.Event()
+        self.on_hangup: Callable[[], None] | None = None
+
+    def open(self) -> None:
+        """Hear the parent from now on."""
+        self._sock.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._sock, self._on_readable)
+
+    def close(self) -> None:
+        """Hear it no more. Idempotent."""
+        asyncio.get_running_loop().remove_reader(self._sock)
+
+    def _on_readable(self) -> None:
+        try:
+            message = o.receive_from_parent(self._sock)
+        except BlockingIOError:
+            return
+        match message:
+            case o.Ping():
+                self._say(o.Pong())
+            case o.Stop():
+                self.stop.set()
+            case o.Force():
+                self.stop.set()
+                self.force.set()
+            case o.Hangup():
+                if self.on_hangup is not None:
+                    self.on_hangup()
+            case None:  # it is gone, and the kernel ends this process
+                self.close()
+
+    def ready(self, weights: str) -> None:
+        """Clients are served."""
+        self._say(o.Ready(weights))
+
+    def notify(self, *assignments: str) -> None:
+        """As ``server.notify``, in the name of the process that the service manager knows."""
+        self._say(o.Notify(list(assignments)))
+
+    def start_fronts(self, told: bytes) -> None:
+        """Have front ends started that are told this on their standard input."""
+        fd = os.memfd_create("jettison-front")
+        try:
+            with open(fd, "wb", closefd=False) as file:
+                file.write(told)
+            self._say(o.Fronts(), fd)
+        finally:
+            os.close(fd)
+
+    def end_front(self, front: int, life: int) -> None:
+        """Have one ended that is of no use."""
+        self._say(o.EndFront(front, life))
+
+    def _say(self, message: o.FromController, *fds: int) -> None:
+        with suppress(OSError):  # the parent is gone, and this process next
+            o.send(self._sock, message, fds)
