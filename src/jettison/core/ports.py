@@ -140,6 +140,8 @@ class WorkerJoined(NamedTuple):
     capacity_blocks: int
     life: int
     """Which life of the worker id it is; grows with each restart."""
+    kept: frozenset[ShardId] = frozenset()
+    """Shards that it has all the same: it has outlived its controller."""
 
 
 class WorkersEmpty(NamedTuple):

@@ -303,6 +303,17 @@ class DeviceWorker:
             self.ahead.finish()
         return result
 
+    def start_over(self) -> frozenset[ShardId]:
+        """Map the layers of the start, whatever has come since; no block counts any more. Returns the shards of these
+        layers that are complete: those that were dropped and overwritten, or half written, are not."""
+        layers = self.shape.all_layers if self._spec.layers is None else self._spec.layers
+        home = LayoutSpec(self.shape.shards_for(layers), layers)
+        if (self._resident, self._kv_layers) != (home.shards, home.kv_layers):
+            self.apply_layout(home, 0, self.layout_version, ())
+        if self._masks is not None:  # of requests that come again, with fewer tokens perhaps
+            self._masks.close()
+        return home.shards & self._complete
+
     def shard_num_bytes(self, shard: ShardId) -> int:
         """Of a mapped shard. Raises NotReadyError when it is not mapped."""
         return self._open_memory.shard_bytes(shard).numel()
@@ -324,12 +335,6 @@ class DeviceWorker:
             raise ValueError(f"bytes {offset} to {offset + num_bytes} of {shard}, which has {slab.numel()}")
         return slab[offset : offset + num_bytes]
 
-    def _digest_of(self, shard: ShardId) -> Digest:
-        digester = Digester()
-        for piece in self._open_memory.shard_bytes(shard).split(PIECE_BYTES):
-            digester.update(self._bytes.read(piece))
-        return digester.digest()
-
     def mark_shard_filled(self, shard: ShardId, digest: Digest | None = None) -> None:
         """Mark a mapped shard as completely written. ``digest``: digest of its bytes (None = computed from memory).
 
@@ -341,7 +346,11 @@ class DeviceWorker:
             raise NotReadyError(f"{shard} has come before it is known what is served")
         known = {} if self._identity is None else self._identity.digests
         if shard in known:
-            digest = self._digest_of(shard) if digest is None else digest
+            if digest is None:
+                digester = Digester()
+                for piece in self._open_memory.shard_bytes(shard).split(PIECE_BYTES):
+                    digester.update(self._bytes.read(piece))
+                digest = digester.digest()
             if digest != known[shard]:
                 raise ModelError(f"{shard}: the bytes that came are not those being served")
         self._complete.add(shard)

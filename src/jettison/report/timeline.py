@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -214,6 +215,13 @@ class Timeline:
         path.parent.mkdir(parents=True, exist_ok=True)
         data = json.dumps(self.document(), separators=(",", ":")).encode()
         path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+    def write_or_tell(self, path: Path, logger: logging.Logger) -> None:
+        """The same at the end of a server, which no trouble with the disk makes another end."""
+        try:
+            self.write(path)
+        except OSError as error:
+            logger.error("cannot write the time line: %s", error)
 
     def _names(self) -> Iterator[dict[str, Any]]:
         for pid, name in _PROCESS_NAMES.items():

@@ -259,7 +259,8 @@ async def _serve(config: EngineConfig, line: ParentLine | None) -> int:
     keys = KeySource(config.server.api_keys, None if key_file is None else Path(key_file))
     api_keys = keys.read()
     tls = TlsSettings(**asdict(config.tls)).context()
-    engine = Engine(config, must_serve=None if line is None else line.weights)
+    engine = Engine(
+        config, heritage=None if line is None else line.heritage, must_serve=None if line is None else line.weights)
     assembly = engine.prepare()
     recorder = _recorder(config, keys, api_keys)
     traces = traces_to(config.traces.endpoint, engine.records_since, config.model.served_model_name)

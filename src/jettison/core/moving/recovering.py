@@ -272,15 +272,15 @@ class Recoveries:
     # --- return -----------------------------------------------------------------------------------------------
 
     def join(self, event: WorkerJoined, now_ns: int) -> list[Action]:
-        """Take back a lost worker: the layers of its home are mapped and empty, and are fetched from here on. Returns
-        the record; nothing for one that is alive."""
+        """Take back a lost worker: the layers of its home are mapped and empty (but for ``event.kept``), and are
+        fetched from here on. Returns the record; nothing for one that is alive."""
         worker = self._cluster.workers[event.worker_id]
         if worker.alive:
             return []
         worker.alive, worker.is_gone, worker.life = True, False, event.life
         worker.layout = home = self._home_layout(event.worker_id)
         worker.layout_version = None
-        worker.unfilled = set(home.shards)
+        worker.unfilled = set(home.shards - event.kept)
         worker.full_blocks = event.capacity_blocks
         worker.ledger.clear(event.capacity_blocks)
         self._cluster.changes.reshaped += 1

@@ -24,11 +24,12 @@ import msgspec
 from jettison import errors
 from jettison.errors import JettisonError, LinkDownError, UserError, WorkerLostError
 from jettison.live.engine.spawner import Handle, Spawner
+from jettison.live.host.heritage import Heritage
 from jettison.live.machine.address_space import shortage_hint
 from jettison.live.wire import messages as m
 from jettison.live.wire.channel import ControlServer
 from jettison.live.wire.heartbeat import Patience
-from jettison.live.wire.worker_config import WorkerSpec, WorkerStart
+from jettison.live.wire.worker_config import WorkerSpec, WorkerStart, digest_of
 from jettison.transport.handshake import CONTROLLER, Identity
 from jettison.transport.tls import control_context
 from jettison.types import WorkerId
@@ -40,6 +41,10 @@ log = logging.getLogger(__name__)
 
 RESTART_TIMEOUT_S = 300.0
 """How long a restarted worker may take to load; it holds up the restart of others."""
+
+TAKE_OVER_S = 20.0
+"""How long a worker that has outlived a controller may take to answer the next one: it hears nothing while it computes
+a step. One that is later is started again and filled by its peers."""
 
 PATIENCE = Patience(1.5, 300.0)
 
@@ -62,6 +67,8 @@ class _Life:
     """What one certificate is signed for; None: none is, or it has been."""
     reported: bool = False
     """Its end has been told, or needs not be: it does not count any more."""
+    is_orphan: bool = False
+    """It has outlived an earlier controller, and has not been taken over."""
 
     @property
     def is_up(self) -> bool:
@@ -86,7 +93,9 @@ class Crew:
         start_timeout_s: float = 600.0,
         patience: Patience = PATIENCE,
         kill_hung: bool = True,
+        heritage: Heritage | None = None,
     ) -> None:
+        """``heritage``: what workers find that outlive this process, where there is another behind it."""
         self._specs = {spec.worker_id: spec for spec in specs}
         if len(self._specs) != len(specs):
             raise ValueError("two workers of one id")
@@ -97,8 +106,10 @@ class Crew:
         self._patience = patience
         self.kill_hung = kill_hung
         """Whether a worker that is given up is killed. Tests leave it alive, to see what it does when it wakes up."""
-        self._secret = secrets.token_bytes(32)
+        self._heritage = heritage
+        self._secret = secrets.token_bytes(32) if heritage is None else heritage.secret
         self._server = ControlServer(self._secret, self._on_worker_event, self._on_connection_end, self._certify)
+        self._server.on_proven = self._on_proven
         self._authority: Authority | None = None
         """Where workers are on several hosts."""
         self._control_address: str | None = None
@@ -128,7 +139,8 @@ class Crew:
         return self._lives[worker].number
 
     async def start(self) -> list[m.WorkerReady]:
-        """Start all workers, wait until each is loaded, and tell each where the others are.
+        """Start all workers, wait until each is loaded, and tell each where the others are. Those that have outlived an
+        earlier controller are taken over; the others are started empty then.
 
         Raises the worker's own UserError (ModelError, BudgetError, ...), else WorkerLostError; then nothing is
         left running. A crew starts once.
@@ -138,8 +150,11 @@ class Crew:
         try:
             await self._listen()
             async with asyncio.timeout(self._start_timeout_s):
+                kept = [] if self._heritage is None else await self._take_over(self._heritage)
+                number = 0 if self._heritage is None else self._heritage.epoch
                 for worker in self._specs:
-                    self._spawn(worker, 0)
+                    if worker not in kept:
+                        self._spawn(worker, number, is_empty=bool(kept))
                 ready = list(await asyncio.gather(*(life.started for life in self._lives.values())))
                 await asyncio.gather(*(life.handle.located() for life in self._lives.values()))
             for worker in self._lives:
@@ -166,7 +181,41 @@ class Crew:
             self._authority = Authority()
             tls = control_context(self._authority.papers_for(CONTROLLER))
         address = await self._spawner.open(self._authority)
-        self._control_address = await self._server.start(address, tls)
+        listener = None if self._heritage is None else self._heritage.control
+        self._control_address = await self._server.start(address, tls, listener)
+
+    async def _take_over(self, heritage: Heritage) -> list[WorkerId]:
+        """Workers that have outlived an earlier controller and obey this one now. Those of another device, and those
+        that do not answer in time, are ended. Raises OSError."""
+        num_threads = next(iter(self._specs.values())).num_threads
+        found = sorted(await self._spawner.adopt(num_threads), key=lambda each: each.life, reverse=True)
+        for worker, number, digest, handle in found:
+            if worker in self._lives or worker not in self._specs or digest != digest_of(self._specs[worker]):
+                handle.kill()
+                continue
+            self._server.expect(worker, number)
+            self._enter(worker, number, handle, None).is_orphan = True
+        lives = dict(self._lives)
+        if lives:
+            await asyncio.wait([life.started for life in lives.values()], timeout=TAKE_OVER_S)
+        kept = [w for w, life in lives.items() if _has_weights(life.started)]
+        late = {worker: life for worker, life in lives.items() if worker not in kept}
+        for worker, life in late.items():
+            log.error("worker %d does not answer the controller of epoch %d and is ended", worker, heritage.epoch)
+            life.reported = True
+            self._server.hang_up(worker)
+            life.handle.kill()
+            self._old.append(life)
+        if late:
+            await asyncio.wait([life.handle.ended for life in late.values()])
+        log.info("%d of %d workers are taken over", len(kept), len(self._specs))
+        return kept
+
+    def _on_proven(self, worker: WorkerId) -> None:
+        """The first word to a worker that obeys another controller yet."""
+        life = self._lives.get(worker)
+        if life is not None and life.is_orphan and self._heritage is not None:
+            self._server.send(worker, m.TakeOver(self._heritage.epoch, self._heritage.signature))
 
     async def restart(self, worker: WorkerId) -> m.WorkerReady:
         """Start a lost worker again, empty, and tell all that live. Raises as ``start`` does; then nothing of it is
@@ -177,7 +226,7 @@ class Crew:
         """
         before = self._lives[worker]
         assert before.reported, "only a lost worker is started again"
-        life = self._spawn(worker, before.number + 1)
+        life = self._spawn(worker, before.number + 1, is_empty=True)
         self._old.append(before)
         try:
             async with asyncio.timeout(RESTART_TIMEOUT_S):
@@ -257,12 +306,13 @@ class Crew:
 
     # --- starting
 
-    def _spawn(self, worker: WorkerId, number: int) -> _Life:
+    def _spawn(self, worker: WorkerId, number: int, *, is_empty: bool) -> _Life:
         assert self._control_address is not None, "not started"
+        heritage = self._heritage
         self._server.expect(worker, number)
         token = None if self._authority is None else secrets.token_bytes(32)
         start = WorkerStart(
-            spec=msgspec.structs.replace(self._specs[worker], starts_empty=number > 0),
+            spec=msgspec.structs.replace(self._specs[worker], starts_empty=is_empty),
             secret_hex=self._secret.hex(),
             epoch=number,
             control_address=self._control_address,
@@ -273,11 +323,15 @@ class Crew:
                 self._authority.certificate.decode()
                 if self._authority is not None and self._control_address.startswith("tcp:") else None
             ),
+            orphan_timeout_s=0.0 if heritage is None else heritage.orphan_timeout_s,
+            controller_epoch=0 if heritage is None else heritage.epoch,
+            parent_key_hex="" if heritage is None else heritage.public_key.hex(),
         )
-        handle = self._spawner.spawn(start)
-        life = self._lives[worker] = _Life(
-            handle, number, asyncio.get_running_loop().create_future(), token
-        )
+        return self._enter(worker, number, self._spawner.spawn(start), token)
+
+    def _enter(self, worker: WorkerId, number: int, handle: Handle, token: bytes | None) -> _Life:
+        """From now on this is the worker's present life."""
+        life = self._lives[worker] = _Life(handle, number, asyncio.get_running_loop().create_future(), token)
         handle.ended.add_done_callback(lambda _: self._on_process_end(worker, life))
         return life
 
@@ -356,7 +410,7 @@ class Crew:
 
     def _on_process_end(self, worker: WorkerId, life: _Life) -> None:
         why_lost = life.handle.why_lost
-        if why_lost is not None and life is self._lives[worker]:
+        if why_lost is not None and life is self._lives[worker] and not life.reported:
             self.declare_lost(worker, why_lost)
         self._report_exit(worker, life)
 
@@ -388,6 +442,11 @@ class Crew:
                 why = life.handle.why_hung(now_s, away_s if away_s > pause_s else 0.0, self._patience)
                 if why is not None:
                     self.declare_lost(worker, why)
+
+
+def _has_weights(started: asyncio.Future[m.WorkerReady]) -> bool:
+    """Whether a worker has answered, and knows what is served: the controller may have died before it said so."""
+    return started.done() and started.exception() is None and started.result().weights is not None
 
 
 def _start_error(event: m.WorkerStartFailed) -> JettisonError:

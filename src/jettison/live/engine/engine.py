@@ -19,8 +19,8 @@ from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.core.controlstream import LINK_GRACE_S
 from jettison.cost.deployment import deployment_to_document
-from jettison.device.model.identity import WeightsIdentity, agreed_identity
-from jettison.errors import JettisonError, ModelError, NotReadyError, OverCapacityError, RequestError, TooLongError
+from jettison.device.model.identity import WeightsIdentity
+from jettison.errors import JettisonError, NotReadyError, OverCapacityError, RequestError, TooLongError
 from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, LogPart, RequestTimings, TokenEvent
 from jettison.live.engine.assembly import Assembly, assemble
 from jettison.live.engine.crew import Crew
@@ -36,7 +36,9 @@ from jettison.live.engine.restart import Restarter
 from jettison.live.engine.snapshot import take_snapshot
 from jettison.live.engine.spawner import Spawner, machines_of
 from jettison.live.engine.stream import Stream
+from jettison.live.engine.takeover import agree_on_weights, fill_kept
 from jettison.live.engine.warmup import WarmUp
+from jettison.live.host.heritage import Heritage
 from jettison.live.wire import messages as m
 from jettison.live.wire.heartbeat import Patience
 from jettison.policy.refusal import why_too_long
@@ -60,13 +62,15 @@ class Engine:
     """Jettison, running. ``start`` loads workers, ``submit`` streams tokens, ``drain`` and ``close`` end it."""
 
     def __init__(
-        self, config: EngineConfig, spawner: Spawner | None = None, must_serve: str | None = None
+        self, config: EngineConfig, spawner: Spawner | None = None, heritage: Heritage | None = None,
+        must_serve: str | None = None,
     ) -> None:
-        """``spawner``: where workers run; None: where ``config`` says. ``must_serve``: digest of the weights that an
-        engine before this one served, and no others are served (None: whatever the folder has)."""
+        """``spawner``: where workers run; None: where ``config`` says. ``heritage``: what workers find that outlive
+        this process. ``must_serve``: digest of the only weights that may be served."""
         self._config = config
         self._spawner = spawner
         self._must_serve = must_serve
+        self._heritage = heritage if config.hosts.launcher == "local" else None  # leases end workers of other hosts
         self._state: EngineState = "loading"
         self._streams: dict[RequestId, Stream] = {}
         self._assembly: Assembly | None = None
@@ -115,10 +119,10 @@ class Engine:
         assembly = self.prepare()
         faults = self._config.faults
         self._loading = LoadingWatch(assembly.parameter_bytes)
-        spawner = self._spawner or spawner_of(self._config.hosts, assembly.worker_specs)
+        spawner = self._spawner or spawner_of(self._config.hosts, assembly.worker_specs, self._heritage)
         self._crew = Crew(
             assembly.worker_specs, spawner, self._on_worker_event, self._on_worker_exit,
-            patience=Patience(faults.worker_heartbeat_timeout_s, faults.worker_step_timeout_s),
+            patience=Patience(faults.worker_heartbeat_timeout_s, faults.worker_step_timeout_s), heritage=self._heritage,
         )
         self._restarter = Restarter(
             self._crew.restart, self._on_worker_joined, self._on_worker_gone,
@@ -126,7 +130,7 @@ class Engine:
         )
         ready = await self._crew.start()
         self._loading.all_read()
-        self._weights = self._agree_on_weights(ready)
+        self._weights = agree_on_weights(ready, Path(self._config.model.model), self._must_serve, self._crew.send)
         self._weights_digest = self._weights.summary
         self._own_products.note(ready)
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
@@ -139,14 +143,14 @@ class Engine:
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
         driver = CoreDriver(
-            core, encoder, self._crew.send, self._crew.abandon, self._on_emit, self._on_record,
-            observer=self.timeline,
-        )
-        self._warm_up = WarmUp(assembly, ready, self._crew.send)
-        await self._warm_up.run(core)
-        self._warm_up = None
+            core, encoder, self._crew.send, self._crew.abandon, self._on_emit, self._on_record, observer=self.timeline)
+        if all(event.kept is None for event in ready):  # others are warm, and clients wait
+            self._warm_up = WarmUp(assembly, ready, self._crew.send)
+            await self._warm_up.run(core)
+            self._warm_up = None
         driver.on_start(ready, time.monotonic_ns())
         self._driver, self._orders = driver, Orders(driver, self._crew)
+        fill_kept(ready, core, self._crew.life, self._handle)
         self._ticker = asyncio.create_task(self._tick(), name="jettison-ticker")
         if self._state == "loading":
             self._state = "ready"
@@ -158,17 +162,6 @@ class Engine:
             "ready: %d instance(s), %s KV blocks each, kernels %s",
             len(ready), sorted(set(capacity.values())), assembly.kernels,
         )
-
-    def _agree_on_weights(self, ready: Sequence[m.WorkerReady]) -> WeightsIdentity:
-        """Raises ModelError where workers have read different weights; else tells each of them the whole."""
-        assert self._crew is not None
-        parts = [r.weights for r in ready if r.weights is not None]
-        weights = agreed_identity(Path(self._config.model.model), parts)
-        if self._must_serve not in (None, weights.summary):
-            raise ModelError(f"{self._config.model.model} has other weights than those that are being served")
-        for event in ready:
-            self._crew.send(event.worker_id, m.AdoptWeights(weights))
-        return weights
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the accepted ones; True if all ended in time."""
@@ -195,15 +188,8 @@ class Engine:
         if self._crew is not None:
             await self._crew.close(5.0)
             self._crew = None
-            self._write_timeline()
-
-    def _write_timeline(self) -> None:
-        if self.timeline is None or self._config.server.timeline is None:
-            return
-        try:
-            self.timeline.write(Path(self._config.server.timeline))
-        except OSError as error:
-            logger.error("cannot write the time line: %s", error)
+            if self.timeline is not None and (path := self._config.server.timeline) is not None:
+                self.timeline.write_or_tell(Path(path), logger)
 
     async def _tick(self) -> None:
         while True:

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from jettison.config import HostsConfig
 from jettison.live.engine.spawn_local import LocalSpawner
 from jettison.live.engine.spawner import Spawner
+from jettison.live.host.heritage import Heritage
 from jettison.live.wire.worker_config import WorkerSpec
 
 
-def spawner_of(hosts: HostsConfig, specs: Sequence[WorkerSpec]) -> Spawner:
-    """For these workers. Raises UserError where what it needs is not installed."""
+def spawner_of(hosts: HostsConfig, specs: Sequence[WorkerSpec], heritage: Heritage | None = None) -> Spawner:
+    """For these workers. ``heritage``: what outlives this process on its host. Raises UserError where what it needs is
+    not installed."""
     if hosts.launcher == "local":
-        return LocalSpawner()
+        return LocalSpawner(heritage=heritage)
     from jettison.live.engine.spawn_ray import ray_spawner  # brings cryptography and asks for Ray
 
     return ray_spawner(

@@ -19,7 +19,7 @@ from jettison.errors import JettisonError
 from jettison.live.engine.host_door import HostDoor
 from jettison.live.engine.spawner import HostName
 from jettison.live.host.far_keeper import process_table
-from jettison.live.host.keeper import Addresses
+from jettison.live.host.keeper import Addresses, Adopted
 from jettison.live.wire import host_orders as h
 from jettison.live.wire.heartbeat import Patience, why_hung
 from jettison.live.wire.lease import LeaseTimes
@@ -218,6 +218,10 @@ class FarSpawner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._placer.close()
+
+    async def adopt(self, num_threads: int) -> Sequence[Adopted]:
+        """See ``Spawner.adopt``: leases end workers with their controller."""
+        return ()
 
     def spawn(self, start: WorkerStart) -> FarHandle:
         """See ``Spawner.spawn``: what a host refuses is an end of the life, which has begun by then."""

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jettison.live.engine.spawner import HostName
-from jettison.live.host.keeper import WORKER_COMMAND, Child, Keeper
+from jettison.live.host.forkserver import FORK_SERVERS
+from jettison.live.host.heritage import Heritage, control_path
+from jettison.live.host.keeper import WORKER_COMMAND, Adopted, Child, Keeper
 from jettison.live.machine.netns import Placement
 from jettison.live.machine.run_folder import RunFolder
 from jettison.live.wire.worker_config import WorkerStart
@@ -24,13 +26,16 @@ class LocalSpawner:
     """
 
     def __init__(
-        self, placements: Mapping[WorkerId, Placement] | None = None, worker_command: Sequence[str] = WORKER_COMMAND
+        self, placements: Mapping[WorkerId, Placement] | None = None, worker_command: Sequence[str] = WORKER_COMMAND,
+        heritage: Heritage | None = None,
     ) -> None:
+        """``heritage``: what outlives this process; without placements."""
         self._placements = dict(placements or {})
         self._worker_command = worker_command
+        self._heritage = heritage
         self._keepers: dict[HostName, Keeper] = {}
         self.folder: RunFolder | None = None
-        """Of sockets, while it is open."""
+        """Of sockets, while it is open; with a heritage it is the parent's."""
 
     @property
     def spans_hosts(self) -> bool:
@@ -40,9 +45,20 @@ class LocalSpawner:
     async def open(self, authority: Authority | None) -> str:
         """See ``Spawner.open``. Control stays on this machine whatever its links do."""
         del authority
-        self.folder = RunFolder()
-        self._keepers = {host: Keeper(self.folder.path, self._worker_command) for host in self.hosts()}
-        return f"unix:{self.folder.path}/control"
+        if self._heritage is not None:
+            FORK_SERVERS.inherit(self._heritage)
+            path = self._heritage.folder
+        else:
+            self.folder = RunFolder()
+            path = self.folder.path
+        self._keepers = {host: Keeper(path, self._worker_command) for host in self.hosts()}
+        return f"unix:{control_path(path)}"
+
+    async def adopt(self, num_threads: int) -> Sequence[Adopted]:
+        """See ``Spawner.adopt``."""
+        if not FORK_SERVERS.has_found:
+            return ()
+        return await self._keepers[Placement().machine].adopt(num_threads)
 
     async def close(self) -> None:
         """See ``Spawner.close``."""

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from jettison.live.host.keeper import Addresses
+from jettison.live.host.keeper import Addresses, Adopted
 from jettison.live.wire.heartbeat import Patience
 from jettison.live.wire.worker_config import WorkerStart
 from jettison.policy.links import MachineId
@@ -64,6 +64,10 @@ class Spawner(Protocol):
 
     async def close(self) -> None:
         """Give back what ``open`` has acquired; all processes have ended. Idempotent."""
+
+    async def adopt(self, num_threads: int) -> Sequence[Adopted]:
+        """Workers of ``num_threads`` threads that have outlived an earlier controller, to be this one's; none where
+        they end with theirs. Once, behind ``open``. Raises OSError."""
 
     def spawn(self, start: WorkerStart) -> Handle:
         """Begin one life of a worker, on its host. A start that fails later is an end of the life.

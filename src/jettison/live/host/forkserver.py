@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from socket import AF_UNIX, SO_SNDBUF, SOCK_SEQPACKET, SOL_SOCKET, send_fds, socket, socketpair
 
+from jettison.live.host.heritage import Heritage
 from jettison.live.wire.fork_orders import MAX_MESSAGE_BYTES
 
 Command = tuple[str, ...]
@@ -23,15 +24,26 @@ _Key = tuple[int, Command, tuple[tuple[str, str], ...]]
 class ForkServer:
     """One process, from this end."""
 
-    def __init__(self, command: Command, env: dict[str, str]) -> None:
-        """Start it. Raises OSError."""
-        self._door, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+    def __init__(self, door: socket, process: subprocess.Popen[bytes] | None) -> None:
+        """``process``: None where it outlives this one, which has found it."""
+        self._door = door
+        self._process = process
+
+    @classmethod
+    def start(cls, command: Command, env: dict[str, str], parent_pid: int) -> ForkServer:
+        """One that ends with this parent. Raises OSError."""
+        door, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         try:
             with theirs:
-                self._process = subprocess.Popen((*command, str(os.getpid())), stdin=theirs.fileno(), env=env)
+                return cls(door, subprocess.Popen((*command, str(parent_pid)), stdin=theirs.fileno(), env=env))
         except BaseException:
-            self._door.close()
+            door.close()
             raise
+
+    @property
+    def door(self) -> socket:
+        """With which another process can find it."""
+        return self._door
 
     def connect(self) -> socket:
         """A new line. Raises OSError, also where the process has ended."""
@@ -47,10 +59,11 @@ class ForkServer:
         return ours
 
     def close(self) -> None:
-        """End it; its workers have ended."""
+        """End it; its workers have ended. One that outlives this process ends with its parent."""
         self._door.close()
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
 
 class ForkServers:
@@ -60,6 +73,20 @@ class ForkServers:
         self._lock = threading.Lock()
         self._servers: dict[_Key, ForkServer] = {}
         self._num_keepers = 0
+        self._heritage: Heritage | None = None
+        self._found: ForkServer | None = None
+        """Which an earlier controller has started, until it is first asked for."""
+
+    def inherit(self, heritage: Heritage) -> None:
+        """From now on a fork server outlives this process, and the one that an earlier process has left is used."""
+        with self._lock:
+            self._heritage = heritage
+            self._found = None if heritage.door is None else ForkServer(heritage.door, None)
+
+    @property
+    def has_found(self) -> bool:
+        """Whether an earlier process has left one."""
+        return self._found is not None
 
     def enter(self) -> None:
         """A keeper begins."""
@@ -80,18 +107,23 @@ class ForkServers:
         where it has ended. Raises OSError where this host has no process or descriptor for it."""
         key = (os.getpid(), command, tuple(sorted(env.items())))  # a forked copy of this process has none yet
         with self._lock:
+            if self._found is not None:
+                self._servers[key], self._found = self._found, None
             if key in self._servers:
                 try:
                     return self._servers[key], self._servers[key].connect()
                 except ConnectionError:
                     self._servers.pop(key).close()
-            server = ForkServer(command, env)
+            heritage = self._heritage
+            server = ForkServer.start(command, env, os.getpid() if heritage is None else heritage.parent_pid)
             try:
                 line = server.connect()
             except BaseException:
                 server.close()
                 raise
             self._servers[key] = server
+            if heritage is not None:
+                heritage.keep_door(server.door)
             return server, line
 
     def forget(self, server: ForkServer) -> None:

@@ -1,8 +1,8 @@
 """Worker processes of one host: how one starts, what it inherits, how it ends, and what is known of it while it runs.
 
-A worker never outlives its keeper. It is forked by a fork server, which has imported what a worker imports and has run
-nothing (``host.forkserver``, ``worker.forked``): never from this process, whose threads and devices a fork would
-copy in the middle of what they do. All calls on one asyncio loop.
+A worker is forked by a fork server, which has imported what a worker imports and has run nothing (``host.forkserver``,
+``worker.forked``): never from this process, whose threads and devices a fork would copy in the middle of what they do.
+It never outlives its keeper, but where it is told to: another keeper adopts it then. All calls on one asyncio loop.
 
 Not here: which workers there are, which life is the present one, and when a silent one is given up (``engine.crew``).
 """
@@ -28,11 +28,22 @@ from jettison.config import API_KEY_VARIABLES
 from jettison.device.beside import bound_onednn_caches, open_shared_copy
 from jettison.live.host.forkserver import FORK_SERVERS, ForkServer, fork_servers_kept
 from jettison.live.machine.netns import Placement, entered
-from jettison.live.wire.fork_orders import MAX_MESSAGE_BYTES, ForkEvent, ForkWorker, WorkerEnded, WorkerForked
+from jettison.live.wire.fork_orders import (
+    MAX_MESSAGE_BYTES,
+    NUM_ADOPTED_FDS,
+    AdoptionOver,
+    AdoptWorkers,
+    ForkEvent,
+    ForkWorker,
+    WorkerAdopted,
+    WorkerEnded,
+    WorkerForked,
+)
 from jettison.live.wire.heartbeat import Listener, Patience, why_hung
-from jettison.live.wire.stepflag import StepFlag
+from jettison.live.wire.stepflag import NO_STEP, StepFlag
 from jettison.live.wire.worker_config import WorkerStart
 from jettison.transport.sockets import listening_socket
+from jettison.types import WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +58,18 @@ class Addresses(NamedTuple):
     far: str | None
 
 
+class Adopted(NamedTuple):
+    """A worker that has outlived the keeper that started it."""
+
+    worker: WorkerId
+    life: int
+    spec_digest: str
+    """``worker_config.digest_of`` its device."""
+    child: Child
+
+
 class Child:
-    """One worker's process. Made by ``Keeper.spawn``; see ``engine.spawner.Handle``, which it is."""
+    """One worker's process. Made by ``Keeper``; see ``engine.spawner.Handle``, which it is."""
 
     def __init__(self, listener: Listener, flag: StepFlag, addresses: Addresses) -> None:
         self.pid = 0
@@ -149,6 +170,8 @@ class _Line:
         self._children: dict[int, Child] = {}
         """Those that have not ended, by order."""
         self._num_orders = 0
+        self._adopting: tuple[list[Adopted], asyncio.Future[list[Adopted]]] | None = None
+        self._make_adopted: Callable[[WorkerAdopted, list[int]], Adopted]
         self._loop.add_reader(sock, self._on_readable)
 
     @property
@@ -170,11 +193,20 @@ class _Line:
             raise
         self._children[order.order] = child
 
+    def adopt(self, make: Callable[[WorkerAdopted, list[int]], Adopted]) -> asyncio.Future[list[Adopted]]:
+        """Take over the workers that an earlier keeper has left. ``make``: of what comes with each. Raises OSError."""
+        self._make_adopted = make
+        self._adopting = [], self._loop.create_future()
+        socket.send_fds(self._sock, [msgspec.json.encode(AdoptWorkers())], ())
+        return self._adopting[1]
+
     def close(self) -> None:
         """Hear no more; what was forked and lives is ended by the fork server. Idempotent."""
         if self.is_open:
             self._loop.remove_reader(self._sock)
             self._sock.close()
+        if self._adopting is not None and not self._adopting[1].done():
+            self._adopting[1].set_result(self._adopting[0])
         for child in self._children.values():
             child.lose_fork_server()
         self._children.clear()
@@ -182,7 +214,7 @@ class _Line:
     def _on_readable(self) -> None:
         while True:
             try:
-                message, fds, _, _ = socket.recv_fds(self._sock, MAX_MESSAGE_BYTES, 1)
+                message, fds, _, _ = socket.recv_fds(self._sock, MAX_MESSAGE_BYTES, NUM_ADOPTED_FDS)
             except BlockingIOError:
                 return
             except ConnectionError:
@@ -195,9 +227,22 @@ class _Line:
                 self._children[event.order].on_forked(event.pid, fds[0])
             elif isinstance(event, WorkerEnded):
                 self._children.pop(event.order).on_end(event.returncode)
+            elif isinstance(event, WorkerAdopted):
+                self._on_adopted(event, list(fds))
+            elif isinstance(event, AdoptionOver):
+                if self._adopting is not None:
+                    self._adopting[1].set_result(self._adopting[0])
             else:
                 log.error("a worker was not started: %s", event.why)
                 self._children.pop(event.order).on_end(1)
+
+    def _on_adopted(self, event: WorkerAdopted, fds: list[int]) -> None:
+        assert self._adopting is not None, "it was asked for none"
+        pidfd, *others = fds
+        adopted = self._make_adopted(event, others)
+        self._children[event.order] = adopted.child
+        adopted.child.on_forked(event.pid, pidfd)
+        self._adopting[0].append(adopted)
 
     def _on_server_end(self) -> None:
         """Its workers have ended with it."""
@@ -232,24 +277,47 @@ class Keeper:
             hear_fd, beat_fd = os.pipe()
             inherited.callback(os.close, beat_fd)
             start = msgspec.structs.replace(start, spec=msgspec.structs.replace(start.spec, shared_copy_fd=None))
-            fds = (*standard_fds(inherited), self._shared_copy_fd, beat_fd, flag_fd, *(sock.fileno() for sock in socks))
+            fds = (
+                *standard_fds(inherited), self._shared_copy_fd, beat_fd, flag_fd, hear_fd,
+                *(sock.fileno() for sock in socks),
+            )
             try:
                 child = Child(Listener(hear_fd, time.monotonic()), flag, addresses)
+                num_threads = start.spec.num_threads
                 try:
-                    self._line_for(start, placement).order(start, placement.bytes_per_s, fds, child)
+                    self._line_for(num_threads, placement).order(start, placement.bytes_per_s, fds, child)
                 except ConnectionError:  # the fork server has just ended: another is started
-                    self._line_for(start, placement).order(start, placement.bytes_per_s, fds, child)
+                    self._line_for(num_threads, placement).order(start, placement.bytes_per_s, fds, child)
             except BaseException:
                 os.close(hear_fd)
                 flag.close()
                 raise
         return child
 
-    def _line_for(self, start: WorkerStart, placement: Placement) -> _Line:
+    async def adopt(self, num_threads: int) -> list[Adopted]:
+        """Take over the workers that an earlier keeper of this folder has left. Raises OSError."""
+        return await self._line_for(num_threads, Placement()).adopt(self._adopted)
+
+    def _adopted(self, event: WorkerAdopted, fds: list[int]) -> Adopted:
+        shared_copy, flag_fd, hear_fd = fds
+        if self._shared_copy_fd is None:
+            self._shared_copy_fd = shared_copy
+        else:  # the host has one
+            os.close(shared_copy)
+        flag = StepFlag.attach(flag_fd)
+        flag.name(NO_STEP)  # the numbers of steps begin again
+        address = Addresses(self._near(event.worker, event.life), None)
+        child = Child(Listener(hear_fd, time.monotonic()), flag, address)
+        return Adopted(event.worker, event.life, event.spec_digest, child)
+
+    def _near(self, worker: WorkerId, life: int) -> str:
+        return f"unix:{self._folder}/link-{worker}.{life}"
+
+    def _line_for(self, num_threads: int, placement: Placement) -> _Line:
         """The line to the fork server of this worker's program, namespace and environment. Raises OSError."""
         netns = placement.netns
         command = (*(("ip", "netns", "exec", netns) if netns else ()), *self._worker_command)
-        env = worker_environment(start.spec.num_threads)
+        env = worker_environment(num_threads)
         key = (command, tuple(sorted(env.items())))
         line = self._lines.get(key)
         if line is None or not line.is_open:
@@ -263,7 +331,7 @@ class Keeper:
         # Lives before this one have left their names behind, and so has an attempt at it that never became a process.
         for name in self._folder.glob(f"link-{start.spec.worker_id}.*"):
             name.unlink(missing_ok=True)
-        near = f"unix:{self._folder}/link-{start.spec.worker_id}.{start.epoch}"
+        near = self._near(start.spec.worker_id, start.epoch)
         socks = [listening_socket(near, seqpacket=True)]
         if not has_far_peers:
             return socks, Addresses(near, None)

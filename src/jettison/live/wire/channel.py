@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import select
+import socket
 import ssl
 import struct
 import time
@@ -26,6 +27,7 @@ from functools import partial
 from typing import cast
 
 from jettison.errors import LinkDownError
+from jettison.live.machine.kept_sockets import serve_kept
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.wire.gate import Gate, Settled
@@ -193,6 +195,8 @@ class ControlServer:
         self.on_event = on_event
         self.on_lost = on_lost
         self.certify = certify
+        self.on_proven: Callable[[WorkerId], None] = lambda worker_id: None
+        """Called when a worker can be sent commands, before any other word of it."""
         self._lives: dict[WorkerId, int] = {}
         """Worker -> the only life of it that is let in."""
         self._awaited: set[WorkerId] = set()
@@ -202,11 +206,17 @@ class ControlServer:
         self._all: set[_Connection] = set()
         self._server: asyncio.AbstractServer | None = None
 
-    async def start(self, address: str, tls: ssl.SSLContext | None = None) -> str:
-        """Listen at ``unix:<path in a 0700 folder>``, or with ``tls`` at ``tcp:<interface>:<port>``; returns the
-        address with the port that it has got. Raises OSError, ValueError."""
+    async def start(
+        self, address: str, tls: ssl.SSLContext | None = None, listener: socket.socket | None = None
+    ) -> str:
+        """Listen at ``unix:<path in a 0700 folder>`` (``listener``: which another process keeps for this one), or with
+        ``tls`` at ``tcp:<interface>:<port>``; returns the address with the port that it has got. Raises OSError,
+        ValueError."""
         loop = asyncio.get_running_loop()
         scheme, path, _ = parse_address(address)
+        if listener is not None:
+            self._server = await serve_kept(lambda: _Connection(self), listener)
+            return address
         if scheme == "unix":
             self._server = await loop.create_unix_server(lambda: _Connection(self), path)
             return address
@@ -263,6 +273,7 @@ class ControlServer:
             old.hang_up()
         self._awaited.discard(connection.worker_id)
         self._connections[connection.worker_id] = connection
+        self.on_proven(connection.worker_id)
 
     def is_wanted(self, worker_id: WorkerId, life: int) -> bool:
         """Whether this life is let in."""

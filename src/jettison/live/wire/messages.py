@@ -13,7 +13,7 @@ import msgspec
 
 from jettison.core import ports
 from jettison.device.model.identity import WeightsIdentity
-from jettison.types import TokenLogprobs, WorkerId
+from jettison.types import ShardId, TokenLogprobs, WorkerId
 
 
 class Step(msgspec.Struct, array_like=True):
@@ -60,6 +60,15 @@ class Certificate(msgspec.Struct, array_like=True):
     """PEM: the certificate of the authority, which has signed those of all peers."""
 
 
+class TakeOver(msgspec.Struct, array_like=True):
+    """The first command of a controller to a worker that has outlived an earlier one. Answer: WorkerReady."""
+
+    epoch: int
+    """Higher than any before."""
+    signature: bytes
+    """The parent's, of this epoch (``transport.succession``)."""
+
+
 class ReportMemory(msgspec.Struct, array_like=True):
     """Answer: MemoryReported."""
 
@@ -73,8 +82,7 @@ class Stop(msgspec.Struct, array_like=True):
 Command = (
     Step | ports.OfferLayout | ports.ApplyLayout | ports.SendKV | ports.SendShard | ports.CancelTransfer
     | ports.LoadShard | ports.KeepShard | ports.FenceWorker | AdoptWeights | KnowPeers | ForgetPeer | ReportMemory
-    | Certificate
-    | Stop
+    | Certificate | TakeOver | Stop
 )
 
 
@@ -105,6 +113,8 @@ class WorkerReady(msgspec.Struct, array_like=True):
     """Of it: digests, and the look for what is not finite."""
     own_products: tuple[str, ...] = ()
     """``StepRunner.own_products``."""
+    kept: list[ShardId] | None = None
+    """Of a worker that is taken over: the shards of its start that it has. None: this is its start."""
 
 
 class WorkerStartFailed(msgspec.Struct, array_like=True):

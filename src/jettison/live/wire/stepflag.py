@@ -14,6 +14,8 @@ import mmap
 import os
 
 _NUM_BYTES = 16
+NO_STEP = -1
+"""The id of none."""
 
 
 class StepFlag:

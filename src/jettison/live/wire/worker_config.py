@@ -6,6 +6,8 @@ no other process.
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from jettison.device.model.hf_config import DecoderConfig
@@ -56,6 +58,12 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     being served. The folder may hold other weights by now. A first life does so where its host has no folder."""
 
 
+def digest_of(spec: WorkerSpec) -> str:
+    """Equal for lives of one device: whatever a life begins with, they have the same memory and model."""
+    same = msgspec.structs.replace(spec, starts_empty=False, shared_copy_fd=None)
+    return hashlib.sha256(msgspec.json.encode(same)).hexdigest()
+
+
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One life of a worker, as the controller wants it."""
 
@@ -72,6 +80,12 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whose certificate the controller shows where its address is on a network; no secret."""
     shares_clock: bool = True
     """All workers run on one machine: times of one may be compared with another's."""
+    orphan_timeout_s: float = 0.0
+    """How long it lives without a controller; 0: it ends with its own."""
+    controller_epoch: int = 0
+    """Of the controller that starts it: another one must have a higher epoch (``worker.orphan``)."""
+    parent_key_hex: str = ""
+    """Whose signature that one must have."""
 
     @property
     def secret(self) -> bytes:

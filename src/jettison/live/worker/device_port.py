@@ -102,6 +102,11 @@ class Device(Protocol):
 
     def close(self) -> None: ...
 
+    def start_over(self) -> frozenset[ShardId]:
+        """Map the layers of the start, forget all KV and what is known of requests; returns the shards of them whose
+        parameters are here. No step is under way, and no copy."""
+        ...
+
     def start_step(
         self, step: StepInput, hidden: Any, port: AttentionPort | None = None,
         gives_up: Callable[[], bool] | None = None,

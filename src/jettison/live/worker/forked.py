@@ -2,8 +2,9 @@
 
 An import of torch takes a second or more of a processor; a fork takes milliseconds, and its pages of code and modules
 are shared. The process has one thread, computes nothing, and opens no device, so what it forks starts as a fresh
-interpreter would. A worker dies with it (the kernel's parent-death signal), and it ends with the process that started
-it, or when that process closes its socket.
+interpreter would. A worker dies with it (the kernel's parent-death signal), and it ends with the process that it was
+told, or when all processes that have its socket have closed it. A keeper that goes takes its workers along, at once or
+where they are told to outlive it (``WorkerStart.orphan_timeout_s``) after that time, unless another one adopts them.
 
     standard input: a socket; each packet brings one end of a keeper's line, on which ``wire.fork_orders`` travel
 
@@ -15,11 +16,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+import math
 import os
 import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -31,13 +34,17 @@ from jettison.live.wire.fork_orders import (
     MAX_FDS,
     MAX_MESSAGE_BYTES,
     NUM_FIXED_FDS,
+    AdoptionOver,
+    AdoptWorkers,
     ForkEvent,
     ForkFailed,
     ForkWorker,
+    KeeperOrder,
+    WorkerAdopted,
     WorkerEnded,
     WorkerForked,
 )
-from jettison.live.wire.worker_config import WorkerConfig
+from jettison.live.wire.worker_config import WorkerConfig, WorkerStart, digest_of
 
 _PR_SET_PDEATHSIG = 1
 
@@ -48,11 +55,19 @@ RunWorker = Callable[[WorkerConfig], int]
 class _Worker:
     """A forked process that has not been reaped."""
 
-    def __init__(self, pid: int, pidfd: int, line: socket.socket, order: int) -> None:
+    def __init__(
+        self, pid: int, pidfd: int, line: socket.socket, order: int, start: WorkerStart, kept: tuple[int, ...]
+    ) -> None:
+        """``kept``: what another keeper of it needs beside the pidfd, in ``NUM_ADOPTED_FDS``'s order."""
         self.pid = pid
         self.pidfd = pidfd
-        self.line = line
+        self.line: socket.socket | None = line
+        """None: it is an orphan."""
+        self.ends_s = 0.0
+        """When an orphan is killed."""
         self.order = order
+        self.start = start
+        self.kept = kept
 
 
 class ForkServer:
@@ -73,7 +88,7 @@ class ForkServer:
     def serve(self) -> None:
         """Fork what is ordered and tell of each end, until the parent has ended or closed the door."""
         while True:
-            for fd, _ in self._epoll.poll():
+            for fd, _ in self._epoll.poll(self._until_next_end()):
                 if fd == self._parent_fd:
                     return
                 if fd == self._door.fileno():
@@ -83,6 +98,17 @@ class ForkServer:
                     self._reap(self._workers[fd])
                 elif fd in self._lines:
                     self._take_order(self._lines[fd])
+
+    def _until_next_end(self) -> float | None:
+        """Kill orphans whose time is over; how long the next one has in seconds, None where there is none."""
+        now_s, nexts_s = time.monotonic(), list[float]()
+        for worker in self._workers.values():
+            if worker.line is None and worker.ends_s <= now_s:
+                os.kill(worker.pid, signal.SIGKILL)
+                worker.ends_s = math.inf
+            elif worker.line is None and worker.ends_s < math.inf:
+                nexts_s.append(worker.ends_s - now_s)
+        return min(nexts_s, default=None)
 
     def _open_line(self) -> bool:
         """Accept a keeper's line; False where the parent has closed the door."""
@@ -106,8 +132,12 @@ class ForkServer:
         if not message:
             self._drop_line(line)
             return
-        order = msgspec.json.decode(message, type=ForkWorker)
+        order = msgspec.json.decode(message, type=KeeperOrder)
+        if isinstance(order, AdoptWorkers):
+            self._adopt(line)
+            return
         server_pid, pid = os.getpid(), -1
+        kept: tuple[int, ...] = ()
         try:
             pid = os.fork()
             if pid == 0:
@@ -119,18 +149,33 @@ class ForkServer:
                 os.waitpid(pid, 0)
             self._tell(line, ForkFailed(order.order, f"fork: {error.strerror}"))
         else:
-            self._workers[pidfd] = _Worker(pid, pidfd, line, order.order)
+            if order.start.orphan_timeout_s:
+                _, _, shared_copy, _, flag, hear = fds[:NUM_FIXED_FDS]
+                kept = shared_copy, flag, hear
+            self._workers[pidfd] = _Worker(pid, pidfd, line, order.order, order.start, kept)
             self._epoll.register(pidfd, select.EPOLLIN)
             self._tell(line, WorkerForked(order.order, pid), pidfd)
         finally:
             for fd in fds:
-                os.close(fd)
+                if fd not in kept:
+                    os.close(fd)
+
+    def _adopt(self, line: socket.socket) -> None:
+        """Give a keeper all orphans that live."""
+        for worker in list(self._workers.values()):
+            if worker.line is None and worker.ends_s < math.inf:
+                worker.line, worker.order, start = line, -worker.pid, worker.start
+                told = WorkerAdopted(
+                    worker.order, worker.pid, start.spec.worker_id, start.epoch, digest_of(start.spec))
+                self._tell(line, told, worker.pidfd, *worker.kept)
+        self._tell(line, AdoptionOver())
 
     def _drop_line(self, line: socket.socket) -> None:
-        """No worker outlives its keeper."""
+        """Its workers end, or become orphans."""
         for worker in self._workers.values():
             if worker.line is line:
-                os.kill(worker.pid, signal.SIGKILL)
+                worker.line = None
+                worker.ends_s = time.monotonic() + worker.start.orphan_timeout_s
         self._epoll.unregister(line)
         del self._lines[line.fileno()]
         line.close()
@@ -143,8 +188,10 @@ class ForkServer:
             return
         del self._workers[worker.pidfd]
         self._epoll.unregister(worker.pidfd)  # closing it is not enough: the keeper has it, too, and it stays ready
-        os.close(worker.pidfd)
-        self._tell(worker.line, WorkerEnded(worker.order, os.waitstatus_to_exitcode(status)))
+        for fd in (worker.pidfd, *worker.kept):
+            os.close(fd)
+        if worker.line is not None:
+            self._tell(worker.line, WorkerEnded(worker.order, os.waitstatus_to_exitcode(status)))
 
     def _tell(self, line: socket.socket, event: ForkEvent, *fds: int) -> None:
         """To a keeper that has gone, nothing. One that takes no message any more has gone for this server: its line is
@@ -161,11 +208,14 @@ class ForkServer:
         try:
             _die_with_parent(server_pid)
             self._epoll.close()
-            for fd in (self._parent_fd, *(worker.pidfd for worker in self._workers.values())):
-                os.close(fd)
+            for worker in self._workers.values():
+                for fd in (worker.pidfd, *worker.kept):
+                    os.close(fd)
+            os.close(self._parent_fd)
             for sock in (self._door, *self._lines.values()):
                 sock.close()
-            stdout, stderr, shared_copy, beat, flag = fds[:NUM_FIXED_FDS]
+            stdout, stderr, shared_copy, beat, flag, hear = fds[:NUM_FIXED_FDS]
+            os.close(hear)
             for fd, standard in ((stdout, 1), (stderr, 2)):
                 os.dup2(fd, standard)
                 os.close(fd)

@@ -167,7 +167,7 @@ class WorkerLoop:
                 self._device.adopt_weights(command.identity)
             case m.Stop():
                 self.stopped = True
-            case m.Certificate():
+            case m.Certificate() | m.TakeOver():
                 pass  # it came before this loop began
             case ports.SendKV() if command.dst == self.worker_id:
                 self._stream.append_command(command, copy_kind(command), command.transfer_id)

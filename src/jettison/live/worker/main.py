@@ -4,7 +4,7 @@ Owns what ``WorkerLoop`` does not: sockets, the wait for them, signals, and the 
 thread, which blocks when there is nothing to do, and one that copies beside it (``live.worker.copies``).
 
 What ends it: a Stop command, or the end of its controller (end of file on the control channel; the kernel's
-parent-death signal while it is loading).
+parent-death signal while it is loading). With a server's parent it outlives its controller (``worker.orphan``).
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from jettison.live.worker.doors import Doors
 from jettison.live.worker.failpoints import from_environment
 from jettison.live.worker.forked import serve_forks
 from jettison.live.worker.loop import WorkerLoop
+from jettison.live.worker.orphan import Orphan
 from jettison.live.worker.transfers import bulk_frame_bytes
 from jettison.transport.handshake import Identity, Purpose
 from jettison.transport.tls import Credentials, TlsContexts
+from jettison.types import ShardId
 
 log = logging.getLogger(__name__)
 
@@ -67,19 +69,14 @@ class WorkerProcess:
         """Serve until told to stop or left alone; returns the exit code."""
         channel, tls = self._connected()
         device: Device | None = None
-        spec = self._config.spec
         try:
             if tls is None:
                 tls = self._certified(channel)
             self._heart.start()
-            device = self._make_device(spec)
+            device = self._make_device(self._config.spec)
             device.start()
             doors = self._open_doors(device, tls)
-            loop = WorkerLoop(
-                self._me.worker_id, device, {}, channel.emit, spec.piece_bytes, spec.adapt_pieces, spec.coordinate,
-                shares_clock=self._config.shares_clock, failpoint=from_environment(*self._me), copier=CopyThread(),
-                flag=self._flag, doors=doors, receive=channel.receive,
-            )
+            loop = self._make_loop(channel, device, doors)
             settle_garbage_collector()
         except Exception as raised:
             error = explained(raised)
@@ -90,13 +87,19 @@ class WorkerProcess:
             if device is not None:
                 device.close()
             return 2 if isinstance(error, UserError) else 1
+        orphan = Orphan(self._config, Credentials(self._config.secret, self._me, tls))
         try:
-            channel.emit(
-                m.WorkerReady(self._me.worker_id, os.getpid(), device.capacity_blocks, device.layout_version,
-                              device.kernels_name, device.memory_report(), device.weights_identity, *device.reading_ns,
-                              device.own_products)
-            )
-            self._serve(channel, loop, device)
+            channel.emit(self._ready(device))
+            while not self._serve(channel, loop, device) and self._config.orphan_timeout_s:
+                loop.close()
+                channel.close(0.0)
+                kept = sorted(device.start_over())
+                self._heart.waiting = True
+                channel, self._early = orphan.next_controller()
+                loop = self._make_loop(channel, device, doors)
+                self._epoll.close()
+                self._epoll, self._watched = select.epoll(), {}
+                channel.emit(self._ready(device, kept))
             return 0
         finally:
             self._heart.stop()
@@ -105,6 +108,20 @@ class WorkerProcess:
             channel.close()
             doors.close()
             self._flag.close()
+
+    def _make_loop(self, channel: WorkerChannel, device: Device, doors: Doors) -> WorkerLoop:
+        spec = self._config.spec
+        return WorkerLoop(
+            self._me.worker_id, device, {}, channel.emit, spec.piece_bytes, spec.adapt_pieces, spec.coordinate,
+            shares_clock=self._config.shares_clock, failpoint=from_environment(*self._me), copier=CopyThread(),
+            flag=self._flag, doors=doors, receive=channel.receive,
+        )
+
+    def _ready(self, device: Device, kept: list[ShardId] | None = None) -> m.WorkerReady:
+        return m.WorkerReady(
+            self._me.worker_id, os.getpid(), device.capacity_blocks, device.layout_version, device.kernels_name,
+            device.memory_report(), device.weights_identity, *device.reading_ns, device.own_products, kept,
+        )
 
     # --- start
 
@@ -166,8 +183,9 @@ class WorkerProcess:
 
     # --- service
 
-    def _serve(self, channel: WorkerChannel, loop: WorkerLoop, device: Device) -> None:
-        """Tick while there is work; else wait for a command, a link, or room to write."""
+    def _serve(self, channel: WorkerChannel, loop: WorkerLoop, device: Device) -> bool:
+        """Tick while there is work; else wait for a command, a link, or room to write. Whether it was told to stop;
+        else its controller has ended."""
         busy = True
         for command in self._early:
             loop.deliver(command)
@@ -182,10 +200,11 @@ class WorkerProcess:
                     loop.deliver(command)
             if not channel.is_open:
                 log.warning("the controller is gone")
-                return
+                return False
             busy = loop.tick()
             if channel.wants_write:
                 channel.flush()
+        return True
 
     def _watch(self, channel: WorkerChannel, loop: WorkerLoop) -> None:
         """Bring the epoll set up to date."""

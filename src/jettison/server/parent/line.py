@@ -9,7 +9,9 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+from jettison.live.host.heritage import Heritage
 from jettison.server.parent import orders as o
+from jettison.server.parent.kept import Kept
 
 logger = logging.getLogger(__name__)
 
@@ -17,19 +19,23 @@ logger = logging.getLogger(__name__)
 class ParentLine:
     """What a controller has from its parent. Made in the forked process; ``open`` on its loop."""
 
-    def __init__(
-        self, sock: socket.socket, folder: str, fronts: socket.socket, forward: socket.socket, port: int,
-        weights: str | None,
-    ) -> None:
-        """``folder``: of sockets, which outlive this process; ``fronts``, ``forward``: those of them at which front
-        ends connect, and where the controller's own application is served; ``port``: of all front ends; ``weights``:
-        digest of those that an earlier controller served."""
+    def __init__(self, sock: socket.socket, kept: Kept, weights: str | None, epoch: int, signature: bytes) -> None:
+        """``kept``: what outlives this process; ``weights``: digest of those that an earlier controller served;
+        ``epoch``, ``signature``: this one's."""
         self._sock = sock
-        self.folder = folder
-        self.fronts = fronts
-        self.forward = forward
-        self.port = port
+        self.folder = str(kept.folder)
+        self.fronts = kept.fronts
+        """At which front ends connect."""
+        self.forward = kept.forward
+        """Where the controller's own application is served."""
+        self.port = kept.port
+        """Of all front ends."""
         self.weights = weights
+        self.heritage = None if not kept.orphan_timeout_s else Heritage(
+            folder=kept.folder, control=kept.control, secret=kept.secret, epoch=epoch, signature=signature,
+            public_key=kept.public_key, orphan_timeout_s=kept.orphan_timeout_s, parent_pid=kept.parent_pid,
+            door=kept.door, keep_door=lambda door: self._say(o.Door(), door.fileno()))
+        """For its workers; None where they end with it."""
         self.stop = asyncio.Event()
         self.force = asyncio.Event()
         self.on_hangup: Callable[[], None] | None = None

@@ -25,6 +25,10 @@ class Fronts(msgspec.Struct, frozen=True, tag="fronts"):
     """What front ends are told lies in the memory file beside: they can be started."""
 
 
+class Door(msgspec.Struct, frozen=True, tag="door"):
+    """Beside is the door of the fork server: a later controller finds its workers there."""
+
+
 class EndFront(msgspec.Struct, frozen=True, tag="end-front"):
     """This life of a front end is of no use."""
 
@@ -54,7 +58,7 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Are you there?"""
 
 
-FromController = Ready | Pong | Fronts | EndFront | Notify
+FromController = Ready | Pong | Fronts | Door | EndFront | Notify
 FromParent = Stop | Force | Hangup | Ping
 
 

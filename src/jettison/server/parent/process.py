@@ -22,12 +22,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from jettison.live.machine.run_folder import RunFolder
-from jettison.server.fronts.paths import channel_path, forward_path
 from jettison.server.notify import notify
 from jettison.server.parent import orders as o
 from jettison.server.parent.front_ends import FrontEnds
+from jettison.server.parent.kept import Kept
 from jettison.server.parent.rules import Exit, Rules, ServerState, StartAgain
-from jettison.server.sockets import BACKLOG
+from jettison.transport.succession import Signer
 
 if TYPE_CHECKING:
     from jettison.server.parent.line import ParentLine
@@ -56,15 +56,6 @@ class _Line(NamedTuple):
     sock: socket.socket
 
 
-def unix_listener(path: str) -> socket.socket:
-    """A listening socket in a folder that is its user's alone."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen(BACKLOG)
-    listener.setblocking(False)
-    return listener
-
-
 class Parent:
     """One server's. ``run`` returns the exit code; in a forked controller it returns that one's."""
 
@@ -73,8 +64,12 @@ class Parent:
     ) -> None:
         self._controller = controller
         self._address = host, port
+        self._orphan_timeout_s = orphan_timeout_s
         self._rules = Rules(orphan_timeout_s)
         self._fronts = FrontEnds(number, time.monotonic)
+        self._epoch = 0
+        """Of the last controller."""
+        self._kept: Kept
         self._pid = os.getpid()
         self._poll = select.poll()
         self._woken: tuple[socket.socket, socket.socket] | None = None
@@ -94,17 +89,19 @@ class Parent:
         raises."""
         port = self._fronts.listen(*self._address)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what a dead controller leaves comes here
-        folder = RunFolder()
+        folder, signer = RunFolder(), Signer()
         try:
-            path = str(folder.path)
-            fronts, forward = unix_listener(channel_path(path)), unix_listener(forward_path(path))
+            self._kept = Kept.made(folder.path, port, self._orphan_timeout_s, signer.public)
             with self._signals_heard():
                 self._start_s = time.monotonic()
                 while self._code is None or not self._fronts.are_over:
                     if self._is_due(self._start_s):
+                        self._epoch += 1
+                        signature = signer.sign(self._kept.secret, self._epoch)
                         made = self._fork()
                         if made is not None:
-                            return self._as_controller(made, path, fronts, forward, port)
+                            del signer  # no controller signs for another
+                            return self._as_controller(made, signature)
                     self._look_at_clock()
                     self._wait()
             return self._code
@@ -139,9 +136,7 @@ class Parent:
             self._say(o.Stop())
         return None
 
-    def _as_controller(
-        self, sock: socket.socket, folder: str, fronts: socket.socket, forward: socket.socket, port: int
-    ) -> int:
+    def _as_controller(self, sock: socket.socket, signature: bytes) -> int:
         """In the forked process."""
         from jettison.server.parent.line import ParentLine  # brings a loop
 
@@ -156,7 +151,7 @@ class Parent:
             for each in self._woken:
                 each.close()
         self._fronts.close_inherited()
-        return self._controller(ParentLine(sock, folder, fronts, forward, port, self._weights))
+        return self._controller(ParentLine(sock, self._kept, self._weights, self._epoch, signature))
 
     def _on_controller(self, line: _Line) -> None:
         """Take what it says."""
@@ -177,6 +172,8 @@ class Parent:
                     self._ping_s = time.monotonic() + PING_S
                 case o.Fronts():
                     self._fronts.begin(fds[0])
+                case o.Door():
+                    self._kept = self._kept.with_door(fds[0])
                 case o.EndFront(front, life):
                     self._fronts.end(front, life)
                 case o.Notify(assignments):

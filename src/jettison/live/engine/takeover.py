@@ -1,0 +1,50 @@
+"""What the core of a later controller is told of the workers that it has taken over.
+
+The rule is the simplest that is exact: parameters count by their digests, no KV counts, every open request is computed
+again. So a move that was half done at the death needs no thought. A worker without all shards of its home comes back as
+one that was lost and has kept some: its recovery fetches the others, from peers first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jettison.core import ports
+from jettison.core.cluster import ClusterCore
+from jettison.device.model.identity import WeightsIdentity, agreed_identity
+from jettison.errors import ModelError
+from jettison.live.wire import messages as m
+from jettison.types import ShardId, WorkerId
+
+
+def agree_on_weights(
+    ready: Sequence[m.WorkerReady], model_dir: Path, must_serve: str | None,
+    send: Callable[[WorkerId, m.Command], None],
+) -> WeightsIdentity:
+    """The weights that are served; each worker is told the whole of them. Raises ModelError where workers have read
+    different ones, or others than ``must_serve`` (a digest), with which clients' streams have begun."""
+    weights = agreed_identity(model_dir, [r.weights for r in ready if r.weights is not None])
+    if must_serve not in (None, weights.summary):
+        raise ModelError(f"{model_dir} has other weights than those that are being served")
+    for event in ready:
+        send(event.worker_id, m.AdoptWeights(weights))
+    return weights
+
+
+def fill_kept(
+    ready: Sequence[m.WorkerReady], core: ClusterCore, life_of: Callable[[WorkerId], int],
+    handle: Callable[[ports.Event], None],
+) -> None:
+    """Have ``handle`` hear of workers that lack shards; of none where all have begun with this controller."""
+    if all(event.kept is None for event in ready):
+        return
+    lacking: list[tuple[m.WorkerReady, frozenset[ShardId]]] = []
+    for event in ready:
+        kept = frozenset(event.kept or ())
+        if not core.state.workers[event.worker_id].layout.shards <= kept:
+            lacking.append((event, kept))
+    for event, _ in lacking:  # all of them first: none is asked for what it lacks
+        handle(ports.WorkerLost(event.worker_id))
+    for event, kept in lacking:
+        handle(ports.WorkerJoined(event.worker_id, event.capacity_blocks, life_of(event.worker_id), kept))
