@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from jettison.server.fronts.beside import forward_socket
+from jettison.live.frontend import wire as w
+from jettison.live.frontend.remote_engine import RemoteEngine
 from jettison.server.fronts.desk import FrontDesk
 from jettison.server.fronts.serving import serve_front, state_of
 from jettison.server.fronts.start import divided
-from jettison.server.serving import open_socket
+from jettison.server.parent.kept import unix_listener
+from jettison.server.sockets import open_socket
 
 
 class InProcessFronts:
     """So many front ends of one server, all on one port."""
 
     def __init__(self, state, engine, tokenizer, number, folder):
-        self.desk = FrontDesk(state, engine, lambda front, why: self.lost.append((front, why)))
+        self.desk = FrontDesk(state, engine, lambda front, why: self.lost.append((front.id, why)))
         self.desk.num_wanted = number
         self.states = {}
         self.channels = {}
@@ -29,7 +31,7 @@ class InProcessFronts:
 
     async def run(self, run_on, started):
         """Serve the controller and all front ends until ``run_on`` ends; returns its code."""
-        controller = asyncio.create_task(run_on(listener=forward_socket(self._path)))
+        controller = asyncio.create_task(run_on(listener=unix_listener(self._path)))
         try:
             for front in range(self.desk.num_wanted):
                 await self.add(front)
@@ -56,6 +58,10 @@ class InProcessFronts:
             self.states[front], self.channels[front] = made, engine.channel
             return made
 
-        serving = serve_front(state, self._path, theirs, listener, lambda: serves.set_result(None))
+        async def connect(channel):
+            await asyncio.get_running_loop().create_connection(lambda: channel, sock=theirs)
+
+        serving = serve_front(
+            RemoteEngine(), state, self._path, connect, listener, w.Hello(front, 0), lambda: serves.set_result(None))
         self._tasks.append(asyncio.create_task(serving))
         await serves

@@ -94,6 +94,9 @@ class PretendingSpawner:
     def is_closed(self):
         return not Path(self._folder.name).exists()
 
+    async def adopt(self, num_threads):
+        return ()
+
     def spawn(self, start):
         if self.refuses:
             raise OSError(12, "Cannot allocate memory")

@@ -233,7 +233,12 @@ class FakeDevice:
     reading_ns = (0, 0)
 
     def adopt_weights(self, identity):
-        self.adopted = identity
+        self.adopted = self.weights_identity = identity
+
+    def start_over(self):
+        self.layout_version += 1
+        self.kv_layers = LayerRange(0, self.num_layers)
+        return frozenset(self.shards)
 
     def mark_shard_filled(self, shard, digest=None):
         assert digest in (None, digest_of(self.shards[shard])), "the digest is of other bytes"

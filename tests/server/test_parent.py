@@ -1,0 +1,241 @@
+"""The parent of a server over controllers that are small programs; its rules as a table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from jettison.server.parent.rules import (
+    MOST_PAUSE_S,
+    MOST_RESTARTS,
+    WINDOW_S,
+    Exit,
+    Rules,
+    ServerState,
+    StartAgain,
+    exit_code,
+)
+from waiting import PATIENCE_S
+
+# --- rules
+
+
+def rules_in(state, orphan_timeout_s=60.0):
+    rules = Rules(orphan_timeout_s)
+    if state is not ServerState.STARTING:
+        rules.on_ready()
+    if state is ServerState.COMING_BACK:
+        rules.on_end(-9, 0.0)
+    if state is ServerState.STOPPING:
+        assert rules.on_signal()
+    assert rules.state is state
+    return rules
+
+
+@pytest.mark.parametrize(("state", "orphan_timeout_s", "returncode", "then"), [
+    (ServerState.STARTING, 60, 2, Exit(2)),
+    (ServerState.STARTING, 60, -9, Exit(137)),
+    (ServerState.SERVING, 60, -9, StartAgain),
+    (ServerState.SERVING, 60, 1, StartAgain),
+    (ServerState.SERVING, 60, 0, Exit(0)),
+    (ServerState.SERVING, 0, -9, Exit(137)),
+    (ServerState.SERVING, 0, 1, Exit(1)),
+    (ServerState.COMING_BACK, 60, 2, StartAgain),
+    (ServerState.STOPPING, 60, 0, Exit(0)),
+    (ServerState.STOPPING, 60, -9, Exit(137)),
+])  # fmt: skip
+def test_what_becomes_of_a_server_when_its_controller_ends(state, orphan_timeout_s, returncode, then):
+    found = rules_in(state, orphan_timeout_s).on_end(returncode, 1.0)
+    assert found == then if isinstance(then, Exit) else isinstance(found, then)
+
+
+def test_pauses_grow_and_too_many_ends_in_the_window_end_the_server():
+    rules, pauses = rules_in(ServerState.SERVING), []
+    for at in range(MOST_RESTARTS):
+        pauses.append(rules.on_end(-9, float(at)).pause_s)
+        rules.on_ready()  # that one comes back changes nothing
+    assert pauses == sorted(set(pauses)) and pauses[-1] <= MOST_PAUSE_S
+    assert rules.on_end(-9, 10.0) == Exit(1)
+    assert isinstance(rules.on_end(-9, WINDOW_S + 20.0), StartAgain)
+
+
+def test_a_signal_is_the_first_one_once():
+    rules = rules_in(ServerState.COMING_BACK)
+    assert rules.on_signal() and not rules.on_signal()
+    rules.on_ready()
+    assert rules.state is ServerState.STOPPING and rules.on_end(1, 1.0) == Exit(1)
+    assert exit_code(-15) == 143
+
+
+# --- the process
+
+PROGRAM = textwrap.dedent("""
+    import os, select, signal, sys, time
+    from pathlib import Path
+    from jettison.server.parent import orders as o
+    from jettison.server.parent import process
+
+    process.PING_S, process.MOST_UNANSWERED = 0.02, 20
+    notes = Path(sys.argv[1])
+    what = sys.argv[2].split(",")
+
+    def note(*words):
+        with notes.open("a") as file:
+            file.write(" ".join(map(str, words)) + "\\n")
+
+    def controller(line):
+        heritage = line.heritage
+        epoch = 0 if heritage is None else heritage.epoch
+        note("controller", os.getpid(), epoch, line.weights)
+        me = what[min(max(1, epoch), len(what)) - 1]
+        if me == "fails":
+            return 5
+        sock = line._sock
+        o.send(sock, o.Ready("weights"))
+        while True:
+            message = o.receive_from_parent(sock)
+            if message is None:
+                return 3
+            if me == "mute":
+                continue
+            if isinstance(message, o.Ping):
+                o.send(sock, o.Pong())
+                continue
+            note(type(message).__name__)
+            if isinstance(message, o.Stop if me == "serves" else o.Force):
+                return 0 if me == "serves" else 1
+
+    code = process.Parent(controller, 0, "127.0.0.1", 0, float(sys.argv[3])).run()
+    sys.exit(code)
+""")
+
+
+class Server:
+    def __init__(self, folder, what, orphan_timeout_s=60.0):
+        self.notes = folder / "notes"
+        self.notes.touch()
+        environment = os.environ | {"TMPDIR": str(folder)}
+        command = (sys.executable, "-c", PROGRAM, str(self.notes), what, str(orphan_timeout_s))
+        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+
+    def lines(self):
+        return self.notes.read_text().splitlines()
+
+    def controllers(self):
+        return [line.split()[1:] for line in self.lines() if line.startswith("controller")]
+
+    def until(self, condition):
+        ends_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < ends_s, self.lines()
+            time.sleep(0.01)
+
+    def serving(self, number=1):
+        """The process id of controller ``number``, once the parent knows that it is ready."""
+        self.until(lambda: len(self.controllers()) == number)
+        before = self.lines().count("Hangup")
+        pid = int(self.controllers()[-1][0])
+
+        def is_heard():
+            self.process.send_signal(signal.SIGHUP)
+            time.sleep(0.02)
+            return self.lines().count("Hangup") > before
+
+        self.until(is_heard)
+        return pid
+
+    def ended(self):
+        self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode
+
+    def close(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextlib.contextmanager
+def server(*arguments):
+    made = Server(*arguments)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def is_gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def folders(path):
+    return list(path.glob("jettison-run-*"))
+
+
+def test_a_controller_that_cannot_start_ends_the_server_as_if_there_were_no_parent(tmp_path):
+    with server(tmp_path, "fails") as made:
+        assert made.ended() == 5
+        assert len(made.controllers()) == 1 and not folders(tmp_path)
+
+
+def test_a_killed_controller_is_followed_by_one_of_a_higher_epoch_that_serves_the_same_weights(tmp_path):
+    with server(tmp_path, "serves") as made:
+        first = made.serving()
+        os.kill(first, signal.SIGKILL)
+        second = made.serving(2)
+        assert [each[1:] for each in made.controllers()] == [["1", "None"], ["2", "weights"]]
+        made.process.send_signal(signal.SIGTERM)
+        assert made.ended() == 0 and is_gone(second) and not folders(tmp_path)
+
+
+def test_one_that_fails_on_its_way_back_is_followed_by_another(tmp_path):
+    with server(tmp_path, "serves,fails,serves") as made:
+        os.kill(made.serving(), signal.SIGKILL)
+        made.serving(3)
+
+
+def test_without_a_time_for_orphans_the_server_ends_with_its_controller(tmp_path):
+    with server(tmp_path, "serves", 0.0) as made:
+        os.kill(made.serving(), signal.SIGKILL)
+        assert made.ended() == 137 and len(made.controllers()) == 1
+
+
+def test_a_second_signal_forces_the_end(tmp_path):
+    with server(tmp_path, "stubborn") as made:
+        made.serving()
+        made.process.send_signal(signal.SIGTERM)
+        made.until(lambda: "Stop" in made.lines())
+        made.process.send_signal(signal.SIGINT)
+        assert made.ended() == 1 and "Force" in made.lines()
+
+
+def test_a_controller_that_hangs_is_killed_and_followed(tmp_path):
+    with server(tmp_path, "mute,serves") as made:
+        made.until(lambda: len(made.controllers()) == 2)
+        assert is_gone(int(made.controllers()[0][0]))
+        made.serving(2)
+
+
+def test_a_stopped_controller_is_killed_and_followed(tmp_path):
+    with server(tmp_path, "serves") as made:
+        first = made.serving()
+        os.kill(first, signal.SIGSTOP)
+        made.serving(2)
+        assert is_gone(first)
+
+
+def test_a_controller_ends_with_its_parent_and_the_folder_goes(tmp_path):
+    with server(tmp_path, "serves") as made:
+        controller = made.serving()
+        made.process.kill()
+        made.until(lambda: is_gone(controller))
+        made.until(lambda: not folders(tmp_path))
