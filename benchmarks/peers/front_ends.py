@@ -30,6 +30,8 @@ from jettison.policy.slo import UNKNOWN_OBJECTIVES
 from jettison.report.results import percentile
 from jettison.server.app import create_app, server_state
 from jettison.server.fronts.beside import front_ends
+from jettison.server.parent.line import ParentLine
+from jettison.server.parent.process import Parent
 from jettison.server.serving import run_on, run_server
 from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
@@ -103,17 +105,28 @@ class PretendingEngine:
                     stream.put(TokenEvent([SampledToken(97)], FinishReason.LENGTH, timings=RequestTimings(0)))
 
 
-async def serve(folder: Path, port: int, num_fronts: int) -> None:
+async def serve(folder: Path, port: int, num_fronts: int, line: ParentLine | None) -> int:
     """The server's process: an engine that pretends, and all else as ``jettison serve`` has it."""
     config = EngineConfig.resolve(model=str(folder), port=port, api_servers=num_fronts)
     engine = PretendingEngine()
     app = create_app(engine, Tokenizer.from_dir(folder), ServerSettings(("pretend",)))  # type: ignore[arg-type]
     asyncio.get_running_loop().create_task(engine.run())
+    if line is None:
+        return await run_server(app, "127.0.0.1", port, shutdown_timeout_s=0.1)
+    line.open()
+    async with front_ends(server_state(app), config, None, line, on_served=lambda: None) as listener:
+        return await run_on(app, listener, shutdown_timeout_s=0.1, stop=line.stop, takes_signals=False)
+
+
+def run_server_process(folder: Path, port: int, num_fronts: int) -> int:
+    """``serve`` as ``jettison serve`` runs it."""
+
+    def controller(line: ParentLine | None) -> int:
+        return uvloop.run(serve(folder, port, num_fronts, line))
+
     if not num_fronts:
-        await run_server(app, "127.0.0.1", port, shutdown_timeout_s=0.1)
-        return
-    async with front_ends(server_state(app), config, None) as listener:
-        await run_on(app, listener, shutdown_timeout_s=0.1)
+        return controller(None)
+    return Parent(controller, num_fronts, "127.0.0.1", port, 0.0).run()
 
 
 async def read_stream(port: int, num_tokens: int, gaps: list[float]) -> int:
@@ -161,10 +174,11 @@ def server_of(folder: Path, port: int, num_fronts: int) -> tuple[subprocess.Pope
     while True:
         children = [] if process.poll() is not None else psutil.Process(process.pid).children()
         fronts = [each for each in children if "jettison.server.fronts.process" in each.cmdline()]
+        controller = next((each for each in children if each.cmdline() == psutil.Process(process.pid).cmdline()), None)
         ready = sum(each.status == psutil.CONN_LISTEN for each in psutil.net_connections("tcp")
                     if each.laddr and each.laddr.port == port)  # fmt: skip
         if len(fronts) == num_fronts and ready >= max(1, num_fronts):
-            return process, [process.pid, *(each.pid for each in fronts)]
+            return process, [process.pid if controller is None else controller.pid, *(each.pid for each in fronts)]
         if time.monotonic() > deadline_s or process.poll() is not None:
             raise RuntimeError("the server did not come up")
         time.sleep(0.1)
@@ -201,6 +215,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1] == CHILD:
-        uvloop.run(serve(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
+        sys.exit(run_server_process(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
     else:
         main()

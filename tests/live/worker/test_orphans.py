@@ -1,4 +1,4 @@
-"""Real worker processes with fake devices that outlive their controller: who may take them over, and what they bring."""
+"""Real worker processes with fake devices that outlive their controller: who may take them over, what they bring."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_workers_that_outlive_their_controller_go_on_with_the_next_one(par
 
 
 async def test_one_that_has_died_meanwhile_is_started_empty_and_one_that_hangs_as_well(parent, monkeypatch):
-    monkeypatch.setattr("jettison.live.engine.crew.TAKE_OVER_S", 1.0)
+    monkeypatch.setattr("jettison.live.engine.crew.TAKE_OVER_S", 5.0)
     first = await Controller(parent.heritage(), monkeypatch, 3).start()
     await first.answers(1, [5])
     pids = first.crew.pids

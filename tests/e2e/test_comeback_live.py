@@ -1,0 +1,226 @@
+"""kill -9 of the controller behind front ends: the server goes on. Streams end with exact tokens, whole answers come,
+workers stay and load nothing, a batch ends each line once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import urllib.request
+
+import httpx
+import openai
+import psutil
+import pytest
+from e2e_server import MODEL, WAIT_S, eventually
+from test_batches_live import begin, check_whole, client_of, num_done
+
+pytestmark = pytest.mark.live
+
+LENGTH = 300
+NUM_STREAMS = 12
+PRECISION = {"dtype": "float64"}
+"""In which tokens are the same whatever is computed again, and with whom."""
+
+
+@pytest.fixture(scope="module")
+def fronted(serving, memory_for):
+    with serving(memory=memory_for(96, **PRECISION), api_servers=2, shutdown_timeout=60, **PRECISION) as served:
+        yield served
+
+
+def controller_of(served) -> int:
+    """The parent's child that is no program of its own."""
+    parent = psutil.Process(served.pid)
+    (controller,) = [child for child in parent.children() if child.cmdline() == parent.cmdline()]
+    return controller.pid
+
+
+def workers_of(served) -> set[int]:
+    found = psutil.Process(served.pid).children(recursive=True)
+    return {each.pid for each in found if each.name().startswith("jettison-w")}
+
+
+def kill(served) -> None:
+    os.kill(controller_of(served), signal.SIGKILL)
+
+
+async def health(served) -> dict:
+    async with httpx.AsyncClient(timeout=WAIT_S) as http:
+        return (await http.get(f"{served.url}/health")).json()
+
+
+async def is_back(served, before: int) -> None:
+    """There is another controller, and it serves."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                if controller_of(served) != before and (await health(served))["status"] == "ready":
+                    return
+            except (ValueError, psutil.Error, httpx.HTTPError):  # there is none yet
+                pass
+            await asyncio.sleep(0.05)
+
+
+def body(number: int, **fields) -> dict:
+    """Each kind of request: greedy, drawn, with penalties, with logprobs."""
+    kinds = [
+        {"temperature": 0}, {"temperature": 1.0, "seed": 7 + number},
+        {"temperature": 0.8, "seed": 5, "frequency_penalty": 0.5, "presence_penalty": 0.2},
+        {"temperature": 0, "logprobs": 2},
+    ]
+    extra = {"ignore_eos": True, "return_token_ids": True}
+    return {"model": MODEL, "prompt": [number + 1, 2, 3], "max_tokens": LENGTH, "extra_body": extra} | kinds[
+        number % len(kinds)] | fields
+
+
+def ids(choices) -> list[int]:
+    return [token for choice in choices for token in choice.token_ids or ()]
+
+
+async def streamed(client: openai.AsyncOpenAI, number: int, begun: asyncio.Semaphore) -> list[int]:
+    got, reasons = [], []
+    async for chunk in await client.completions.create(**body(number, stream=True)):
+        got += ids(chunk.choices)
+        reasons += [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
+        if len(got) == 3:
+            begun.release()
+    assert reasons == ["length"]
+    return got
+
+
+async def whole(client: openai.AsyncOpenAI, number: int) -> list[int]:
+    answer = await client.completions.create(**body(number))
+    return ids(answer.choices)
+
+
+async def all_under_way(served, client, then) -> list[list[int]]:
+    """Streams and whole answers, with ``then`` once every stream has begun; their tokens."""
+    begun = asyncio.Semaphore(0)
+    tasks = [asyncio.create_task(streamed(client, number, begun)) for number in range(NUM_STREAMS)]
+    tasks += [asyncio.create_task(whole(client, number)) for number in range(NUM_STREAMS, NUM_STREAMS + 4)]
+    for _ in range(NUM_STREAMS):
+        await begun.acquire()
+    await then()
+    return await asyncio.wait_for(asyncio.gather(*tasks), 3 * WAIT_S)
+
+
+@pytest.fixture(scope="module")
+def expected(fronted):
+    """What an undisturbed server answers."""
+    client = fronted.client(timeout=3 * WAIT_S)
+    return [ids(client.completions.create(**body(number)).choices) for number in range(NUM_STREAMS + 4)]
+
+
+async def test_streams_and_whole_answers_go_on_exactly_and_no_worker_loads_again(fronted, expected):
+    workers, before = workers_of(fronted), controller_of(fronted)
+
+    async def then():
+        kill(fronted)
+
+    async with fronted.async_client(timeout=3 * WAIT_S) as client:
+        got = await all_under_way(fronted, client, then)
+        assert got == expected
+        await is_back(fronted, before)
+        assert workers_of(fronted) == workers and len(workers) == 2
+        assert await whole(client, 0) == expected[0]
+    assert "2 of 2 workers are taken over" in fronted.log()
+    await asyncio.to_thread(fronted.wait_idle)
+
+
+async def test_a_worker_that_dies_with_its_controller_is_filled_by_its_peer(fronted, expected):
+    workers, before = sorted(workers_of(fronted)), controller_of(fronted)
+
+    async def then():
+        kill(fronted)
+        os.kill(workers[0], signal.SIGKILL)
+
+    async with fronted.async_client(timeout=3 * WAIT_S) as client:
+        assert await all_under_way(fronted, client, then) == expected
+    await is_back(fronted, before)
+    assert workers[1] in workers_of(fronted) and workers[0] not in workers_of(fronted)
+    await asyncio.to_thread(fronted.wait_idle)
+
+
+async def test_a_death_while_layers_are_dropped_or_an_instance_sleeps_costs_no_token(fronted, expected):
+    """Streams want more KV than there is, so the instances drop layers and merge; then one is put to sleep."""
+    async with fronted.async_client(timeout=3 * WAIT_S) as client:
+        before, drops = controller_of(fronted), await asyncio.to_thread(fronted.metric, "jettison:drops_total")
+
+        async def merged():
+            async with asyncio.timeout(WAIT_S):
+                while await asyncio.to_thread(fronted.metric, "jettison:drops_total") == drops:
+                    await asyncio.sleep(0.01)
+            kill(fronted)
+
+        assert await all_under_way(fronted, client, merged) == expected
+        await is_back(fronted, before)
+        await asyncio.to_thread(fronted.wait_idle)
+        before = controller_of(fronted)
+
+        def post(path):
+            request = urllib.request.Request(f"{fronted.url}{path}", method="POST")
+            with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+                return json.load(answer)
+
+        await asyncio.to_thread(post, "/sleep?level=2&instance=1")
+
+        async def asleep():
+            kill(fronted)
+
+        assert await all_under_way(fronted, client, asleep) == expected
+        await is_back(fronted, before)
+    await asyncio.to_thread(fronted.wait_idle)
+
+
+async def test_counts_of_front_ends_go_on(fronted):
+    name = "vllm:request_success_total"
+    start, before = await asyncio.to_thread(fronted.metric, name), controller_of(fronted)
+    async with fronted.async_client() as client:
+        await whole(client, 0)
+        kill(fronted)
+        await is_back(fronted, before)
+        await whole(client, 0)
+    assert await asyncio.to_thread(fronted.metric, name) == start + 2
+
+
+def test_a_batch_goes_on_and_ends_each_line_once(serving, memory_for, tmp_path):
+    flags = {"instances": 1, "api_servers": 1, "batch_dir": tmp_path / "batches", "batch_window": 24}
+    with serving(memory=memory_for(96, instances=1), **flags) as served:
+        client = client_of(served.process)
+        batch_id = begin(client, 80)
+        eventually(lambda: num_done(client, batch_id) > 10, "some lines are done")
+        kill(served)
+
+        def is_completed():
+            try:
+                return client.batches.retrieve(batch_id).status == "completed"
+            except openai.APIError:
+                return False
+
+        eventually(is_completed, "the batch ends", 5 * WAIT_S)
+        batch = client.batches.retrieve(batch_id)
+        texts = (client.files.content(file_id).text for file_id in (batch.output_file_id, batch.error_file_id))
+        check_whole(*([json.loads(line) for line in text.splitlines()] for text in texts), 80)
+
+
+async def test_without_a_time_for_orphans_all_ends_with_the_controller(serving, memory_for):
+    with serving(memory=memory_for(96), api_servers=1, orphan_timeout=0) as served:
+        pids = served.pids()
+        async with served.async_client() as client:
+            stream = await client.completions.create(**body(0, stream=True))
+            await anext(aiter(stream))
+            kill(served)
+            with pytest.raises((openai.APIError, httpx.TransportError)):
+                async for _ in stream:
+                    pass
+        assert await asyncio.to_thread(served.process._process.wait, WAIT_S) == 137
+        eventually(lambda: not any(map(psutil.pid_exists, pids)), "no process is left")
+
+
+def test_the_log_tells_each_end_once(fronted):
+    """Of the module's kills."""
+    ends = re.findall(r"the controller has ended \((-?\d+)\)", fronted.log())
+    assert ends and set(ends) == {"-9"}
