@@ -100,8 +100,8 @@ class Served:
 
     def worker_pids(self) -> set[int]:
         """What its fork server has forked."""
-        server = psutil.Process(self.pid)
-        return {child.pid for child in server.children(recursive=True)} - {child.pid for child in server.children()}
+        found = psutil.Process(self.pid).children(recursive=True)
+        return {child.pid for child in found if child.name().startswith("jettison-w")}
 
     def pids(self) -> set[int]:
         """All of its session, itself too: the guard of its sockets' folder has a session of its own."""

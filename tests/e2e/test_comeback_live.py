@@ -38,11 +38,6 @@ def controller_of(served) -> int:
     return controller.pid
 
 
-def workers_of(served) -> set[int]:
-    found = psutil.Process(served.pid).children(recursive=True)
-    return {each.pid for each in found if each.name().startswith("jettison-w")}
-
-
 def kill(served) -> None:
     os.kill(controller_of(served), signal.SIGKILL)
 
@@ -115,7 +110,7 @@ def expected(fronted):
 
 
 async def test_streams_and_whole_answers_go_on_exactly_and_no_worker_loads_again(fronted, expected):
-    workers, before = workers_of(fronted), controller_of(fronted)
+    workers, before = fronted.worker_pids(), controller_of(fronted)
 
     async def then():
         kill(fronted)
@@ -124,14 +119,14 @@ async def test_streams_and_whole_answers_go_on_exactly_and_no_worker_loads_again
         got = await all_under_way(fronted, client, then)
         assert got == expected
         await is_back(fronted, before)
-        assert workers_of(fronted) == workers and len(workers) == 2
+        assert fronted.worker_pids() == workers and len(workers) == 2
         assert await whole(client, 0) == expected[0]
     assert "2 of 2 workers are taken over" in fronted.log()
     await asyncio.to_thread(fronted.wait_idle)
 
 
 async def test_a_worker_that_dies_with_its_controller_is_filled_by_its_peer(fronted, expected):
-    workers, before = sorted(workers_of(fronted)), controller_of(fronted)
+    workers, before = sorted(fronted.worker_pids()), controller_of(fronted)
 
     async def then():
         kill(fronted)
@@ -140,7 +135,7 @@ async def test_a_worker_that_dies_with_its_controller_is_filled_by_its_peer(fron
     async with fronted.async_client(timeout=3 * WAIT_S) as client:
         assert await all_under_way(fronted, client, then) == expected
     await is_back(fronted, before)
-    assert workers[1] in workers_of(fronted) and workers[0] not in workers_of(fronted)
+    assert workers[1] in fronted.worker_pids() and workers[0] not in fronted.worker_pids()
     await asyncio.to_thread(fronted.wait_idle)
 
 

@@ -19,7 +19,7 @@ from jettison.server.parent.rules import (
     WINDOW_S,
     Exit,
     Rules,
-    ServerState,
+    ServerPhase,
     StartAgain,
     exit_code,
 )
@@ -30,27 +30,27 @@ from waiting import PATIENCE_S
 
 def rules_in(state, orphan_timeout_s=60.0):
     rules = Rules(orphan_timeout_s)
-    if state is not ServerState.STARTING:
+    if state is not ServerPhase.STARTING:
         rules.on_ready()
-    if state is ServerState.COMING_BACK:
+    if state is ServerPhase.COMING_BACK:
         rules.on_end(-9, 0.0)
-    if state is ServerState.STOPPING:
+    if state is ServerPhase.STOPPING:
         assert rules.on_signal()
     assert rules.state is state
     return rules
 
 
 @pytest.mark.parametrize(("state", "orphan_timeout_s", "returncode", "then"), [
-    (ServerState.STARTING, 60, 2, Exit(2)),
-    (ServerState.STARTING, 60, -9, Exit(137)),
-    (ServerState.SERVING, 60, -9, StartAgain),
-    (ServerState.SERVING, 60, 1, StartAgain),
-    (ServerState.SERVING, 60, 0, Exit(0)),
-    (ServerState.SERVING, 0, -9, Exit(137)),
-    (ServerState.SERVING, 0, 1, Exit(1)),
-    (ServerState.COMING_BACK, 60, 2, StartAgain),
-    (ServerState.STOPPING, 60, 0, Exit(0)),
-    (ServerState.STOPPING, 60, -9, Exit(137)),
+    (ServerPhase.STARTING, 60, 2, Exit(2)),
+    (ServerPhase.STARTING, 60, -9, Exit(137)),
+    (ServerPhase.SERVING, 60, -9, StartAgain),
+    (ServerPhase.SERVING, 60, 1, StartAgain),
+    (ServerPhase.SERVING, 60, 0, Exit(0)),
+    (ServerPhase.SERVING, 0, -9, Exit(137)),
+    (ServerPhase.SERVING, 0, 1, Exit(1)),
+    (ServerPhase.COMING_BACK, 60, 2, StartAgain),
+    (ServerPhase.STOPPING, 60, 0, Exit(0)),
+    (ServerPhase.STOPPING, 60, -9, Exit(137)),
 ])  # fmt: skip
 def test_what_becomes_of_a_server_when_its_controller_ends(state, orphan_timeout_s, returncode, then):
     found = rules_in(state, orphan_timeout_s).on_end(returncode, 1.0)
@@ -58,7 +58,7 @@ def test_what_becomes_of_a_server_when_its_controller_ends(state, orphan_timeout
 
 
 def test_pauses_grow_and_too_many_ends_in_the_window_end_the_server():
-    rules, pauses = rules_in(ServerState.SERVING), []
+    rules, pauses = rules_in(ServerPhase.SERVING), []
     for at in range(MOST_RESTARTS):
         pauses.append(rules.on_end(-9, float(at)).pause_s)
         rules.on_ready()  # that one comes back changes nothing
@@ -68,10 +68,10 @@ def test_pauses_grow_and_too_many_ends_in_the_window_end_the_server():
 
 
 def test_a_signal_is_the_first_one_once():
-    rules = rules_in(ServerState.COMING_BACK)
+    rules = rules_in(ServerPhase.COMING_BACK)
     assert rules.on_signal() and not rules.on_signal()
     rules.on_ready()
-    assert rules.state is ServerState.STOPPING and rules.on_end(1, 1.0) == Exit(1)
+    assert rules.state is ServerPhase.STOPPING and rules.on_end(1, 1.0) == Exit(1)
     assert exit_code(-15) == 143
 
 

@@ -150,8 +150,8 @@ class Crew:
         try:
             await self._listen()
             async with asyncio.timeout(self._start_timeout_s):
-                kept = [] if self._heritage is None else await self._take_over(self._heritage)
-                number = 0 if self._heritage is None else self._heritage.epoch
+                kept = [] if self._heritage is None else await self._taken_over(self._heritage)
+                number = 0 if self._heritage is None else self._heritage.epoch - 1
                 for worker in self._specs:
                     if worker not in kept:
                         self._spawn(worker, number, is_empty=bool(kept))
@@ -181,12 +181,15 @@ class Crew:
             self._authority = Authority()
             tls = control_context(self._authority.papers_for(CONTROLLER))
         address = await self._spawner.open(self._authority)
-        listener = None if self._heritage is None else self._heritage.control
+        listener = None
+        if self._heritage is not None:
+            listener = self._heritage.control
+            await self._adopt()
         self._control_address = await self._server.start(address, tls, listener)
 
-    async def _take_over(self, heritage: Heritage) -> list[WorkerId]:
-        """Workers that have outlived an earlier controller and obey this one now. Those of another device, and those
-        that do not answer in time, are ended. Raises OSError."""
+    async def _adopt(self) -> None:
+        """Expect the workers that have outlived an earlier controller; those of another device are ended. Raises
+        OSError."""
         num_threads = next(iter(self._specs.values())).num_threads
         found = sorted(await self._spawner.adopt(num_threads), key=lambda each: each.life, reverse=True)
         for worker, number, digest, handle in found:
@@ -195,6 +198,10 @@ class Crew:
                 continue
             self._server.expect(worker, number)
             self._enter(worker, number, handle, None).is_orphan = True
+
+    async def _taken_over(self, heritage: Heritage) -> list[WorkerId]:
+        """Workers that have outlived an earlier controller and obey this one now; those that do not answer in time are
+        ended."""
         lives = dict(self._lives)
         if lives:
             await asyncio.wait([life.started for life in lives.values()], timeout=TAKE_OVER_S)

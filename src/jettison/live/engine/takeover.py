@@ -36,7 +36,10 @@ def fill_kept(
     ready: Sequence[m.WorkerReady], core: ClusterCore, life_of: Callable[[WorkerId], int],
     handle: Callable[[ports.Event], None],
 ) -> None:
-    """Have ``handle`` hear of workers that lack shards; of none where all have begun with this controller."""
+    """Note each worker's life, and have ``handle`` hear of workers that lack shards: of none where all have begun with
+    this controller."""
+    for event in ready:
+        core.state.workers[event.worker_id].life = life_of(event.worker_id)
     if all(event.kept is None for event in ready):
         return
     lacking: list[tuple[m.WorkerReady, frozenset[ShardId]]] = []

@@ -141,8 +141,8 @@ class FrontEnds:
                         self._serving.add(front)
                         self._has_served = True
 
-    def on_end(self, pid: int, returncode: int) -> socket.socket | None:
-        """A process has ended; its line, if it was one of these."""
+    def on_end(self, pid: int, returncode: int) -> None:
+        """A process has ended; nothing where it was none of these."""
         for front, life in list(self._lives.items()):
             if life.process.pid == pid:
                 life.process.returncode = returncode
@@ -154,8 +154,6 @@ class FrontEnds:
                 if self._serving and not self.is_closing:
                     self._listeners.pop(front).close()
                 self._after(front, life.began_s)
-                return life.line
-        return None
 
     def _after(self, front: int, began_s: float) -> None:
         """One life is over: when is the next?"""

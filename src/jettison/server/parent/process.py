@@ -26,7 +26,7 @@ from jettison.server.notify import notify
 from jettison.server.parent import orders as o
 from jettison.server.parent.front_ends import FrontEnds
 from jettison.server.parent.kept import Kept
-from jettison.server.parent.rules import Exit, Rules, ServerState, StartAgain
+from jettison.server.parent.rules import Exit, Rules, ServerPhase, StartAgain
 from jettison.transport.succession import Signer
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Parent:
         try:
             pid = os.fork()
         except OSError as error:
-            if self._rules.state is ServerState.STARTING:
+            if self._rules.state is ServerPhase.STARTING:
                 raise
             logger.error("no controller could be started: %s", error.strerror)
             ours.close()
@@ -132,7 +132,7 @@ class Parent:
         ours.setblocking(False)
         self._line, self._num_unanswered, self._ping_s = _Line(pid, ours), 0, None
         self._poll.register(ours, select.POLLIN)
-        if self._rules.state is ServerState.STOPPING:  # a signal that came meanwhile
+        if self._rules.state is ServerPhase.STOPPING:  # a signal that came meanwhile
             self._say(o.Stop())
         return None
 
@@ -187,7 +187,7 @@ class Parent:
             self._poll.unregister(line.sock)
         line.sock.close()
         self._line = self._ping_s = None
-        if self._rules.state is not ServerState.STOPPING and returncode:
+        if self._rules.state is not ServerPhase.STOPPING and returncode:
             logger.error("the controller has ended (%d)", returncode)
         self._after(self._rules.on_end(returncode, time.monotonic()))
 

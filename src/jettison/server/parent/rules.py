@@ -22,7 +22,7 @@ WINDOW_S = 300.0
 """So many restarts in so long: as many as a worker has by default."""
 
 
-class ServerState(StrEnum):
+class ServerPhase(StrEnum):
     """Of a server, as its parent sees it."""
 
     STARTING = "starting"
@@ -53,26 +53,26 @@ class Rules:
 
     def __init__(self, orphan_timeout_s: float) -> None:
         self._orphan_timeout_s = orphan_timeout_s
-        self.state = ServerState.STARTING
+        self.state = ServerPhase.STARTING
         self._restarts_s: list[float] = []
 
     def on_ready(self) -> None:
         """The controller serves."""
-        if self.state is not ServerState.STOPPING:
-            self.state = ServerState.SERVING
+        if self.state is not ServerPhase.STOPPING:
+            self.state = ServerPhase.SERVING
 
     def on_signal(self) -> bool:
         """A signal to end has come; whether it is the first."""
-        is_first = self.state is not ServerState.STOPPING
-        self.state = ServerState.STOPPING
+        is_first = self.state is not ServerPhase.STOPPING
+        self.state = ServerPhase.STOPPING
         return is_first
 
     def on_end(self, returncode: int, now_s: float) -> Exit | StartAgain:
         """The controller has ended (-N: by signal N)."""
-        lives_on = self.state in (ServerState.SERVING, ServerState.COMING_BACK)
+        lives_on = self.state in (ServerPhase.SERVING, ServerPhase.COMING_BACK)
         if not lives_on or not self._orphan_timeout_s or returncode == 0:
             return Exit(exit_code(returncode))
-        self.state = ServerState.COMING_BACK
+        self.state = ServerPhase.COMING_BACK
         self._restarts_s = [at_s for at_s in self._restarts_s if now_s - at_s < WINDOW_S]
         num_recent = len(self._restarts_s)
         if num_recent >= MOST_RESTARTS:
