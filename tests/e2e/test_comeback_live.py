@@ -22,7 +22,7 @@ pytestmark = pytest.mark.live
 LENGTH = 300
 NUM_STREAMS = 12
 PRECISION = {"dtype": "float64"}
-"""In which tokens are the same whatever is computed again, and with whom."""
+"""In which tokens are the same whatever is computed again, and beside what."""
 
 
 @pytest.fixture(scope="module")

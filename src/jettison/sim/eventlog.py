@@ -36,6 +36,8 @@ class EventLog:
                 self.note(now_ns, "layout", event.worker_id, event.result.version, event.result.capacity_blocks)
             case ports.LayoutOffered():
                 self.note(now_ns, "offer", event.worker_id, event.offer.version, event.offer.evacuate_from_block)
+            case ports.WorkerJoined():
+                self.note(now_ns, type(event).__name__, *event[:3], *sorted(event.kept))
             case _:
                 self.note(now_ns, type(event).__name__, *event)
 

@@ -1,4 +1,4 @@
-"""Real worker processes with fake devices that outlive their controller: who may take them over, what they bring."""
+"""Real worker processes with fake devices that outlive their controller: what may take them over, what they bring."""
 
 from __future__ import annotations
 

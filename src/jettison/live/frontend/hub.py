@@ -23,7 +23,7 @@ from jettison.live.engine.api import EngineClient, EngineInfo, EngineState, Toke
 from jettison.live.engine.stream import Stream
 from jettison.live.frontend import wire as w
 from jettison.live.frontend.channel import FAILED, Message, TurnChannel
-from jettison.live.machine.kept_sockets import serve_kept
+from jettison.live.wire.kept_sockets import serve_kept
 from jettison.types import FinishReason, Request, RequestId
 
 logger = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class Front:
     """One life of one front end."""
 
     def __init__(self, hub: Hub, front_id: FrontId = -1, life: int = 0) -> None:
-        """One without a number has not said yet who it is."""
+        """One without a number has not said yet which it is."""
         self.id = front_id
         self.life = life
         self._hub = hub
@@ -220,7 +220,7 @@ class Hub:
         return front
 
     async def listen(self, listener: socket.socket) -> asyncio.AbstractServer:
-        """Take front ends that connect here; the first that each says is who it is."""
+        """Take front ends that connect here; the first word of each is which it is."""
         return await serve_kept(lambda: Front(self).channel, listener)
 
     def _enter(self, front: Front) -> None:
@@ -319,7 +319,7 @@ class Hub:
             return
         if front.id < 0:
             if not isinstance(message, w.Hello) or message.front < 0:
-                front.channel.hang_up("it did not say who it is")
+                front.channel.hang_up("it did not say which it is")
                 return
             front.id, front.life = message.front, message.life
             self._enter(front)
@@ -431,7 +431,7 @@ class Hub:
         if front.gone.is_set():
             return
         front.gone.set()
-        if front.id < 0:  # it never said who it is
+        if front.id < 0:  # it never said which it is
             return
         self._desk.gone(front.id)
         if self.fronts.get(front.id) is front:

@@ -150,7 +150,7 @@ class Serves(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """The first on a channel: who speaks."""
+    """The first on a channel: which front end it is."""
 
     front: int
     life: int

@@ -27,10 +27,10 @@ from functools import partial
 from typing import cast
 
 from jettison.errors import LinkDownError
-from jettison.live.machine.kept_sockets import serve_kept
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.wire.gate import Gate, Settled
+from jettison.live.wire.kept_sockets import serve_kept
 from jettison.transport.dialling import Dialling
 from jettison.transport.handshake import CONTROLLER, HANDSHAKE_TIMEOUT_S, Handshake, Purpose
 from jettison.transport.sockets import connect, parse_address
