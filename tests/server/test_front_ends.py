@@ -15,6 +15,7 @@ import pytest
 from fake_engine import FakeEngine, bytes_of
 from served import eventually, sse_events
 
+from jettison.errors import KeyLimitError
 from jettison.server.fronts import forward
 from jettison.server.fronts.start import CARRIED, carried, settings_of
 from jettison.server.settings import ServerSettings
@@ -258,3 +259,16 @@ def test_settings_travel_as_they_are():
     settings = ServerSettings(("a", "b"), max_stops=7, root_path="/x", default_seed=3, max_active_reqs_per_key=9)
     again = settings_of(carried(settings))
     assert all(getattr(again, name) == getattr(settings, name) for name in CARRIED)
+
+
+async def test_places_that_another_controller_gave_are_taken_again_without_their_limits(serve, num_fronts):
+    async with serve(FakeEngine(delay_s=None), api_keys=("one", "two"), max_active_reqs_per_key=2) as served:
+        state, desk = served.state, served.fronts.desk
+        with state.admission.arrival("other") as arrival:  # came before the front end was back
+            arrival.claim(2)
+            desk.back(0, 77, "other", 2)
+            assert (state.admission.num_choices, state.admission.num_active) == (4, 2)
+            with pytest.raises(KeyLimitError), state.admission.arrival("other"):
+                pass
+        desk.leave(0, 77)
+        assert (state.admission.num_choices, state.admission.num_active) == (0, 0)

@@ -239,3 +239,15 @@ def test_a_controller_ends_with_its_parent_and_the_folder_goes(tmp_path):
         made.process.kill()
         made.until(lambda: is_gone(controller))
         made.until(lambda: not folders(tmp_path))
+
+
+def test_the_parent_is_small():
+    """It has one thread when it forks, and nothing that a controller needs."""
+    program = """if True:
+        import os, sys
+        import jettison.cli.main, jettison.server.parent.process
+        print(sorted({"torch", "uvloop", "uvicorn", "starlette", "tokenizers"} & sys.modules.keys()))
+        print(len(os.listdir("/proc/self/task")))
+    """
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert told.split("\n")[:2] == ["[]", "1"]

@@ -8,6 +8,7 @@ import signal
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 from test_processes import CHILD, is_alive, pipeline_step, spec
 from worker_fakes import expected_token, tokens_of
@@ -21,7 +22,7 @@ from jettison.live.host import forkserver, keeper
 from jettison.live.host.forkserver import ForkServers
 from jettison.live.host.heritage import Heritage, control_path
 from jettison.live.wire import messages as m
-from jettison.live.wire.worker_config import WorkerStart
+from jettison.live.wire.worker_config import WorkerSpec, WorkerStart, digest_of
 from jettison.live.worker.orphan import Orphan
 from jettison.server.parent.kept import unix_listener
 from jettison.transport.handshake import Identity
@@ -203,3 +204,11 @@ def test_only_a_higher_epoch_that_the_parent_has_signed_for_this_cluster_may_tak
     worker.check(m.TakeOver(7, signer.sign(SECRET, 7)))
     with pytest.raises(LinkDownError):
         check_signed(b"no key", SECRET, 4, signer.sign(SECRET, 4))
+
+
+def test_a_device_has_one_digest_whichever_life_it_is_and_however_it_has_travelled():
+    device = spec(3)
+    travelled = msgspec.json.decode(msgspec.json.encode(device), type=WorkerSpec)
+    later = msgspec.structs.replace(device, starts_empty=True, shared_copy_fd=9)
+    assert len({digest_of(each) for each in (device, travelled, later)}) == 1
+    assert digest_of(device) != digest_of(msgspec.structs.replace(device, memory_bytes=2))

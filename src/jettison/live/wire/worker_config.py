@@ -61,7 +61,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def digest_of(spec: WorkerSpec) -> str:
     """Equal for lives of one device: whatever a life begins with, they have the same memory and model."""
     same = msgspec.structs.replace(spec, starts_empty=False, shared_copy_fd=None)
-    return hashlib.sha256(msgspec.json.encode(same)).hexdigest()
+    read = msgspec.json.decode(msgspec.json.encode(same), type=WorkerSpec)  # a whole number may be a float by then
+    return hashlib.sha256(msgspec.json.encode(read, order="deterministic")).hexdigest()
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
