@@ -270,7 +270,7 @@ async def test_without_a_controller_in_time_streams_end_with_an_error_and_later_
     events = await begun(remote, controller)
     asked = asyncio.create_task(remote.asked(lambda ask: w.Ask(ask, "x", w.packed(1))))
     await asyncio.sleep(0)
-    controller.die()
+    controller.die(0.0)
     last = (await all_of(events))[-1]
     assert (last.finish_reason, last.error) == (FinishReason.ERROR, LOST)
     with pytest.raises(NotReadyError):

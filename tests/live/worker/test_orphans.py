@@ -43,6 +43,8 @@ class Parent:
         self.folder, self.signer, self.epoch, self.door = folder, Signer(), 0, None
         self.control = unix_listener(control_path(folder))
         self.orphan_timeout_s = orphan_timeout_s
+        self.servers = []
+        """Fork servers of all controllers."""
 
     def heritage(self, signer=None):
         self.epoch += 1
@@ -60,6 +62,9 @@ class Parent:
         self.control.close()
         if self.door is not None:
             self.door.close()
+        for servers in self.servers:
+            for each in servers._servers.values():
+                each.close()
 
 
 @pytest.fixture
@@ -73,8 +78,9 @@ def parent():
 class Controller:
     """One; ``die`` leaves what a process that is killed leaves."""
 
-    def __init__(self, heritage, monkeypatch, num_workers=2):
-        servers = ForkServers()
+    def __init__(self, parent, monkeypatch, num_workers=2, signer=None):
+        heritage, servers = parent.heritage(signer), ForkServers()
+        parent.servers.append(servers)
         for module in (spawn_local, keeper, forkserver):
             monkeypatch.setattr(module, "FORK_SERVERS", servers)
         self.told, self.exits, self.changed = [], [], asyncio.Event()
@@ -123,16 +129,16 @@ async def until(condition):
 
 
 async def test_workers_that_outlive_their_controller_go_on_with_the_next_one(parent, monkeypatch):
-    first = await Controller(parent.heritage(), monkeypatch).start()
+    first = await Controller(parent, monkeypatch).start()
     await first.answers(1, [5])
     pids = first.crew.pids
     first.die()
-    second = await Controller(parent.heritage(), monkeypatch).start()
+    second = await Controller(parent, monkeypatch).start()
     assert second.crew.pids == pids
     assert [(event.kept is not None, event.weights) for event in second.ready] == [(True, WEIGHTS)] * 2
     await second.answers(1, [6, 7])  # over links that are opened anew
     second.die()
-    third = await Controller(parent.heritage(), monkeypatch).start()
+    third = await Controller(parent, monkeypatch).start()
     assert third.crew.pids == pids
     await third.crew.close(5.0)
     assert not any(map(is_alive, pids.values()))
@@ -140,14 +146,14 @@ async def test_workers_that_outlive_their_controller_go_on_with_the_next_one(par
 
 async def test_one_that_has_died_meanwhile_is_started_empty_and_one_that_hangs_as_well(parent, monkeypatch):
     monkeypatch.setattr("jettison.live.engine.crew.TAKE_OVER_S", 5.0)
-    first = await Controller(parent.heritage(), monkeypatch, 3).start()
+    first = await Controller(parent, monkeypatch, 3).start()
     await first.answers(1, [5])
     pids = first.crew.pids
     first.die()
     os.kill(pids[1], signal.SIGKILL)
     await until(lambda: not is_alive(pids[1]))
     os.kill(pids[2], signal.SIGSTOP)
-    second = await Controller(parent.heritage(), monkeypatch, 3).start()
+    second = await Controller(parent, monkeypatch, 3).start()
     assert second.crew.pids[0] == pids[0] and not {pids[1], pids[2]} & set(second.crew.pids.values())
     assert [event.kept is not None for event in second.ready] == [True, False, False]
     assert [second.crew.life(worker) for worker in range(3)] == [0, 1, 1]
@@ -158,12 +164,12 @@ async def test_one_that_has_died_meanwhile_is_started_empty_and_one_that_hangs_a
 
 async def test_a_higher_epoch_without_the_parents_signature_is_refused(parent, monkeypatch):
     monkeypatch.setattr("jettison.live.engine.crew.TAKE_OVER_S", 0.5)
-    first = await Controller(parent.heritage(), monkeypatch).start()
+    first = await Controller(parent, monkeypatch).start()
     await first.answers(1, [5])
     pids = first.crew.pids
     first.die()
     # It knows the secret and has the sockets, and another key: it gets no worker's word, only their ends.
-    second = await Controller(parent.heritage(Signer()), monkeypatch).start()
+    second = await Controller(parent, monkeypatch, signer=Signer()).start()
     assert not set(pids.values()) & set(second.crew.pids.values())
     assert all(event.kept is None for event in second.ready)
     await second.crew.close(5.0)
@@ -171,7 +177,7 @@ async def test_a_higher_epoch_without_the_parents_signature_is_refused(parent, m
 
 async def test_without_a_controller_in_time_workers_end(parent, monkeypatch):
     parent.orphan_timeout_s = 0.2
-    first = await Controller(parent.heritage(), monkeypatch).start()
+    first = await Controller(parent, monkeypatch).start()
     pids = first.crew.pids
     first.die()
     await until(lambda: not any(map(is_alive, pids.values())))
