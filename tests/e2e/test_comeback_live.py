@@ -139,8 +139,8 @@ async def test_a_worker_that_dies_with_its_controller_is_filled_by_its_peer(fron
     await asyncio.to_thread(fronted.wait_idle)
 
 
-async def test_a_death_while_layers_are_dropped_or_an_instance_sleeps_costs_no_token(fronted, expected):
-    """Streams want more KV than there is, so the instances drop layers and merge; then one is put to sleep."""
+async def test_a_death_while_layers_are_dropped_costs_no_token(fronted, expected):
+    """Streams want more KV than there is, so the instances drop layers and merge."""
     async with fronted.async_client(timeout=3 * WAIT_S) as client:
         before, drops = controller_of(fronted), await asyncio.to_thread(fronted.metric, "jettison:drops_total")
 
@@ -152,22 +152,29 @@ async def test_a_death_while_layers_are_dropped_or_an_instance_sleeps_costs_no_t
 
         assert await all_under_way(fronted, client, merged) == expected
         await is_back(fronted, before)
-        await asyncio.to_thread(fronted.wait_idle)
-        before = controller_of(fronted)
-
-        def post(path):
-            request = urllib.request.Request(f"{fronted.url}{path}", method="POST")
-            with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
-                return json.load(answer)
-
-        await asyncio.to_thread(post, "/sleep?level=2&instance=1")
-
-        async def asleep():
-            kill(fronted)
-
-        assert await all_under_way(fronted, client, asleep) == expected
-        await is_back(fronted, before)
     await asyncio.to_thread(fronted.wait_idle)
+
+
+async def test_a_sleeper_is_awake_behind_its_controller_s_death_and_costs_no_token(serving, memory_for, expected):
+    with serving(memory=memory_for(700, **PRECISION), api_servers=1, **PRECISION) as served:
+        before, workers = controller_of(served), served.worker_pids()
+
+        def states(path="is_sleeping", method="GET"):
+            request = urllib.request.Request(f"{served.url}/{path}", method=method)
+            with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+                return [row["state"] for row in json.load(answer)["instances"]]
+
+        states("sleep?level=2&instance=1", "POST")
+        await asyncio.to_thread(eventually, lambda: states()[1] == "asleep", "an instance sleeps")
+
+        async def then():
+            kill(served)
+
+        async with served.async_client(timeout=3 * WAIT_S) as client:
+            assert await all_under_way(served, client, then) == expected
+        await is_back(served, before)
+        assert served.worker_pids() == workers
+        assert states() == ["awake", "awake"]
 
 
 async def test_counts_of_front_ends_go_on(fronted):

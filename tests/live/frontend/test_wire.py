@@ -49,7 +49,8 @@ PARAMS = st.builds(
 REQUESTS = st.builds(
     Request, request_id=TEXTS, prompt_token_ids=st.lists(NUMBERS, max_size=9).map(tuple), params=PARAMS,
     arrival_ns=TIMES, priority=st.integers(-9, 9), cache_salt=TEXTS, tenant=TEXTS,
-    service_class=st.sampled_from(ServiceClass), deadline_ns=st.none() | TIMES)
+    service_class=st.sampled_from(ServiceClass), deadline_ns=st.none() | TIMES,
+    resumed=st.lists(NUMBERS, max_size=4).map(tuple))
 EVENTS = st.builds(
     TokenEvent, st.lists(TOKENS, max_size=3), st.none() | st.sampled_from(FinishReason), st.none() | NUMBERS,
     st.none() | TEXTS, st.none() | st.lists(st.none(), max_size=2), NUMBERS,
@@ -67,6 +68,9 @@ MESSAGES = {
     w.Note: st.builds(w.Note, TEXTS, RAW),
     w.Ask: st.builds(w.Ask, NUMBERS, TEXTS, RAW),
     w.Serves: st.builds(w.Serves),
+    w.Hello: st.builds(w.Hello, NUMBERS, NUMBERS),
+    w.Return: st.builds(w.Return, NUMBERS, TEXTS, NUMBERS),
+    w.Resubmit: st.builds(w.Resubmit, NUMBERS, REQUESTS),
     w.Status: st.builds(
         w.Status, st.sampled_from(["loading", "ready", "draining", "failed"]), st.none() | st.floats(0, 9),
         st.none() | st.builds(EngineInfo, TEXTS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.just((1, 2))),
