@@ -1,9 +1,9 @@
 """kill -9 of the controller with streams open through front ends: every stream ends with exact tokens, after a gap.
 
 A server of its own, over a model made from a seed, in float64. ``--streams`` streams are open when the controller is
-killed, ``--rounds`` times (five in five minutes at most: the server ends with the sixth). Per round: seconds without a
-token, from the kill to each stream's next token (median and longest); how long another controller takes to be ready;
-workers that stayed. Then each stream is asked for once more, undisturbed, and compared token by token.
+killed, ``--rounds`` times (five in five minutes at most: the server ends with the sixth). Per round: each stream's
+longest time without a token behind the kill (median and longest of all streams); how long another controller takes to
+be ready; workers that stayed. Then each stream is asked for once more, undisturbed, and compared token by token.
 ``--workers-too`` kills the workers as well, so that they load again. Exit code 1 where a token is wrong, lost or
 repeated, or a stream fails.
 """
@@ -14,6 +14,7 @@ import asyncio
 import os
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,8 +108,8 @@ async def killed(process: ServerProcess, args, number: int) -> Row:
         kept = workers & workers_of(process.pid)
         failed = [result for result in results if isinstance(result, BaseException)]
         gaps_s = [
-            next(piece.at_s for piece in result if piece.at_s > kill_s) - kill_s for result in results
-            if not isinstance(result, BaseException) and result[-1].at_s > kill_s
+            max(after.at_s - before.at_s for before, after in pairwise(result) if after.at_s > kill_s)
+            for result in results if not isinstance(result, BaseException) and result[-1].at_s > kill_s
         ]
         again = await asyncio.gather(*(stream(client, model, at, args.length, begun) for at in range(args.streams)))
     wrong = sum(

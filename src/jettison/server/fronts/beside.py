@@ -29,8 +29,9 @@ async def front_ends(
     state: ServerState, config: EngineConfig, byte_tokens: int | None, line: ParentLine, *,
     on_served: Callable[[], None],
 ) -> AsyncIterator[socket.socket]:
-    """Front ends that serve while this is open, and in the end are told to end; yields the socket at which the
-    controller's own application is to be served. ``on_served`` is called when the first one takes connections."""
+    """Front ends that serve while this is open; yields the socket at which the controller's own application is to be
+    served. ``on_served`` is called when the first one takes connections. In the end they are told to end where the
+    server does; else they wait for the next controller."""
     served = asyncio.Event()
 
     def on_serves(front: FrontId) -> None:
@@ -42,7 +43,8 @@ async def front_ends(
     def on_lost(front: Front, why: str) -> None:
         """Its channel is closed: a process that has not ended is of no use."""
         logger.debug("front end %d is lost: %s", front.id, why)
-        line.end_front(front.id, front.life)
+        if not line.is_told_to_stop:
+            line.end_front(front.id, front.life)
 
     desk = FrontDesk(state, cast(StreamEngine, state.engine), on_lost, on_serves)
     desk.num_wanted = config.api_servers
@@ -57,5 +59,7 @@ async def front_ends(
             log_level=str(config.log_level))))
         yield line.forward
     finally:
-        await desk.hub.close()
+        if line.is_told_to_stop:
+            line.fronts_end()
+            await desk.hub.close()
         server.close()

@@ -38,6 +38,8 @@ class ParentLine:
         """For its workers; None where they end with it."""
         self.stop = asyncio.Event()
         self.force = asyncio.Event()
+        self.is_told_to_stop = False
+        """By the parent: the server ends. Where this controller ends for another reason, the next one goes on."""
         self.on_hangup: Callable[[], None] | None = None
 
     def open(self) -> None:
@@ -57,11 +59,11 @@ class ParentLine:
         match message:
             case o.Ping():
                 self._say(o.Pong())
-            case o.Stop():
+            case o.Stop() | o.Force():
+                self.is_told_to_stop = True
                 self.stop.set()
-            case o.Force():
-                self.stop.set()
-                self.force.set()
+                if isinstance(message, o.Force):
+                    self.force.set()
             case o.Hangup():
                 if self.on_hangup is not None:
                     self.on_hangup()
@@ -89,6 +91,10 @@ class ParentLine:
     def end_front(self, front: int, life: int) -> None:
         """Have one ended that is of no use."""
         self._say(o.EndFront(front, life))
+
+    def fronts_end(self) -> None:
+        """All are told to end."""
+        self._say(o.FrontsEnd())
 
     def _say(self, message: o.FromController, *fds: int) -> None:
         with suppress(OSError):  # the parent is gone, and this process next

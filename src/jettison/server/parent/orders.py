@@ -36,6 +36,10 @@ class EndFront(msgspec.Struct, frozen=True, tag="end-front"):
     life: int
 
 
+class FrontsEnd(msgspec.Struct, frozen=True, tag="fronts-end"):
+    """All front ends are told to end: none is started any more."""
+
+
 class Notify(msgspec.Struct, frozen=True, tag="notify"):
     """For the service manager, which listens to the parent."""
 
@@ -58,7 +62,7 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Are you there?"""
 
 
-FromController = Ready | Pong | Fronts | Door | EndFront | Notify
+FromController = Ready | Pong | Fronts | Door | EndFront | FrontsEnd | Notify
 FromParent = Stop | Force | Hangup | Ping
 
 

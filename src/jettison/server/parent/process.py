@@ -176,6 +176,8 @@ class Parent:
                     self._kept = self._kept.with_door(fds[0])
                 case o.EndFront(front, life):
                     self._fronts.end(front, life)
+                case o.FrontsEnd():
+                    self._fronts.is_closing = True
                 case o.Notify(assignments):
                     notify(*assignments)
                 case o.Pong():
