@@ -115,7 +115,7 @@ async def serve(folder: Path, port: int, num_fronts: int, line: ParentLine | Non
         return await run_server(app, "127.0.0.1", port, shutdown_timeout_s=0.1)
     line.open()
     async with front_ends(server_state(app), config, None, line, on_served=lambda: None) as listener:
-        return await run_on(app, listener, shutdown_timeout_s=0.1, stop=line.stop, takes_signals=False)
+        return await run_on(app, listener, shutdown_timeout_s=0.1, stop=line.stop, force=line.force)
 
 
 def run_server_process(folder: Path, port: int, num_fronts: int) -> int:

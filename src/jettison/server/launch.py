@@ -250,7 +250,7 @@ async def _run(
             app, server.host, server.port, on_started=lambda port: served.set(), on_hangup=on_hangup, **options)
     line.on_hangup = on_hangup
     async with front_ends(state, config, assembly.byte_tokens, line, on_served=served.set) as listener:
-        return await run_on(app, listener, force=line.force, takes_signals=False, **options)
+        return await run_on(app, listener, force=line.force, **options)
 
 
 async def _serve(config: EngineConfig, line: ParentLine | None) -> int:

@@ -132,20 +132,19 @@ async def run_on(
     on_hangup: Callable[[], None] | None = None,
     stop: asyncio.Event | None = None,
     force: asyncio.Event | None = None,
-    takes_signals: bool = True,
 ) -> int:
     """Serve until a signal (or ``stop``); returns the exit code: 1 when a second signal (or ``force``) forced the end,
     else 0.
 
     ``listener`` is closed at the end. ``on_drain`` is called once when draining begins, with the seconds it may take,
     and awaited for no longer. ``on_hangup`` is called for every SIGHUP, which without it ends the process.
-    ``takes_signals``: False where another process decides when this one ends.
+    ``force``: given where another process decides when this one ends; signals say nothing then.
     """
     state = server_state(app)
     first, second = stop or asyncio.Event(), force or asyncio.Event()
     watch = DescriptorWatch(Seldom(logger))
     server = _Server(_uvicorn_config(app, state), watch, state.settings)
-    signals = _signals(first, second, on_hangup) if takes_signals else contextlib.nullcontext()
+    signals = _signals(first, second, on_hangup) if force is None else contextlib.nullcontext()
     with signals, _accept_errors(watch):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(first.wait())

@@ -81,7 +81,7 @@ async def serve_front(
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             await run_on(
                 create_front(state, Forward(forward_path)), listener, shutdown_timeout_s=ABORT_GRACE_S,
-                on_started=started, stop=stop, takes_signals=False)
+                on_started=started, stop=stop, force=asyncio.Event())
     finally:
         listener.close()
         connecting.cancel()
