@@ -158,7 +158,7 @@ def _most_requests(config: EngineConfig) -> int | None:
     return None if num_queued is None else num_queued + config.scheduler.max_num_seqs * config.instances
 
 
-async def _start(engine: Engine, served: asyncio.Event, line: ParentLine | None) -> None:
+async def _start(engine: Engine, served: asyncio.Event, line: ParentLine | None = None) -> None:
     await engine.start()
     settle_garbage_collector()
     await served.wait()
@@ -253,7 +253,7 @@ async def _run(
         return await run_on(app, listener, force=line.force, **options)
 
 
-async def _serve(config: EngineConfig, line: ParentLine | None) -> int:
+async def _serve(config: EngineConfig, line: ParentLine | None = None) -> int:
     """Run engine and server. HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
     key_file = config.server.api_key_file
     keys = KeySource(config.server.api_keys, None if key_file is None else Path(key_file))
