@@ -148,9 +148,9 @@ class Engine:
             self._warm_up = WarmUp(assembly, ready, self._crew.send)
             await self._warm_up.run(core)
             self._warm_up = None
-        driver.on_start(ready, time.monotonic_ns())
+            driver.on_start(ready, time.monotonic_ns())
         self._driver, self._orders = driver, Orders(driver, self._crew)
-        fill_kept(ready, core, self._crew.life, self._handle)
+        fill_kept(ready, driver, self._crew.life, self._handle)
         self._ticker = asyncio.create_task(self._tick(), name="jettison-ticker")
         if self._state == "loading":
             self._state = "ready"

@@ -7,13 +7,14 @@ one that was lost and has kept some: its recovery fetches the others, from peers
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jettison.core import ports
-from jettison.core.cluster import ClusterCore
 from jettison.device.model.identity import WeightsIdentity, agreed_identity
 from jettison.errors import ModelError
+from jettison.live.engine.driver import CoreDriver
 from jettison.live.wire import messages as m
 from jettison.types import ShardId, WorkerId
 
@@ -33,15 +34,18 @@ def agree_on_weights(
 
 
 def fill_kept(
-    ready: Sequence[m.WorkerReady], core: ClusterCore, life_of: Callable[[WorkerId], int],
+    ready: Sequence[m.WorkerReady], driver: CoreDriver, life_of: Callable[[WorkerId], int],
     handle: Callable[[ports.Event], None],
 ) -> None:
-    """Note each worker's life, and have ``handle`` hear of workers that lack shards: of none where all have begun with
-    this controller."""
+    """Note each worker's life. Where some are taken over, tell the driver of them all, and have ``handle`` hear of
+    those that lack shards; where all have begun with this controller it knows (``CoreDriver.on_start``)."""
+    core = driver.core
     for event in ready:
         core.state.workers[event.worker_id].life = life_of(event.worker_id)
     if all(event.kept is None for event in ready):
         return
+    for event in ready:
+        driver.on_worker_event(event, time.monotonic_ns())
     lacking: list[tuple[m.WorkerReady, frozenset[ShardId]]] = []
     for event in ready:
         kept = frozenset(event.kept or ())

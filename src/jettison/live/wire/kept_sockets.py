@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import socket
 from collections.abc import Callable
+from typing import Any
 
 
 async def serve_kept(make: Callable[[], asyncio.Protocol], listener: socket.socket) -> asyncio.AbstractServer:
@@ -13,4 +14,5 @@ async def serve_kept(make: Callable[[], asyncio.Protocol], listener: socket.sock
     loop = asyncio.get_running_loop()
     removes = isinstance(loop, asyncio.BaseEventLoop) and "cleanup_socket" in inspect.signature(
         loop.create_unix_server).parameters
-    return await loop.create_unix_server(make, sock=listener, **({"cleanup_socket": False} if removes else {}))
+    options: dict[str, Any] = {"cleanup_socket": False} if removes else {}
+    return await loop.create_unix_server(make, sock=listener, **options)
