@@ -28,7 +28,7 @@ from front_ends import InProcessFronts
 from served import Served, write_tokenizer
 
 NUM_FRONTS = int(os.environ.get("JETTISON_TEST_API_SERVERS", "0"))
-"""Front ends beside the controller in every test of HTTP here: ``JETTISON_TEST_API_SERVERS=2 pytest tests/server``."""
+"""Front ends beside the controller in every test of HTTP here (``make test-front-ends``)."""
 
 OF_ONE_PROCESS = {
     "test_health_tells_what_it_is_given": "health tells of front ends, too",
