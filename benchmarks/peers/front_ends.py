@@ -21,6 +21,7 @@ import psutil
 import uvloop
 
 from benchmarks.shared import (
+    REPOSITORY,
     Row,
     in_turn,
     keep,
@@ -178,7 +179,8 @@ async def measure(port: int, pids: list[int], num_streams: int, num_tokens: int)
 def server_of(folder: Path, port: int, num_fronts: int) -> tuple[subprocess.Popen[bytes], list[int]]:
     """A server that listens, and the processes of it that handle tokens, the controller first."""
     command = [sys.executable, "-m", "benchmarks.peers.front_ends", CHILD, str(folder), str(port), str(num_fronts)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "src")}
+    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL, env=environment)
     deadline_s = time.monotonic() + 60
     while True:
         children = [] if process.poll() is not None else psutil.Process(process.pid).children()
