@@ -425,7 +425,8 @@ PLAIN: dict[str, tuple[str, str, dict[str, str]]] = {
         "requests": "requests", "wall_s": "wall, s", "us_per_request": "µs a request", "events": "events",
         "peak_mib": "peak MiB", "ttft_p99_s": "P99 TTFT, s"}),
     "reach": ("reach", "rows", {
-        "code": "code", "instances": "instances", "steps_a_s": "steps a second", "tokens_a_s": "tokens a second",
+        "step_ahead": "step ahead", "instances": "instances", "code": "code", "steps_a_s": "steps a second",
+        "tokens_a_s": "tokens a second",
         "requests_a_s": "requests a second", "controller_share": "of a core", "us_a_step": "µs a step",
         "us_a_token": "µs a token", "gap_p50_ms": "gap P50, ms", "gap_p99_ms": "P99"}),
     "front_ends": ("front_ends", "rows", {

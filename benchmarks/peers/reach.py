@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import cProfile
+import itertools
 import os
 import socket
 import subprocess
@@ -36,8 +37,8 @@ from jettison.server.tokenizer import Tokenizer
 
 CHILD = "--as-controller"
 BLOCK_SIZE = 16
-COLUMNS = ("code", "instances", "steps_a_s", "tokens_a_s", "requests_a_s", "controller_share", "us_a_step",
-           "us_a_token", "gap_p50_ms", "gap_p99_ms")  # fmt: skip
+COLUMNS = ("step_ahead", "instances", "code", "steps_a_s", "tokens_a_s", "requests_a_s", "controller_share",
+           "us_a_step", "us_a_token", "gap_p50_ms", "gap_p99_ms")  # fmt: skip
 
 
 async def control(load: Load) -> Row:
@@ -109,7 +110,8 @@ def main() -> None:
         __doc__, instances=([10, 20, 30, 40], "of which each holds one whole model"),
         rows=(64, "open streams for each instance"), step_ms=(25.0, "that a step takes on its device"),
         prompt_tokens=64, output_tokens=(256, "on average"), seconds=(10.0, "measured in each run"),
-        settle=(4.0, "seconds before"), step_ahead=("auto", "as in jettison serve"),
+        settle=(4.0, "seconds before"),
+        step_ahead=(["auto", "on"], "as in jettison serve: by itself a host plans none, a card does"),
         temperature=(1.0, "of all requests"), rounds=1,
         beside=(Path, "another checkout with this benchmark, measured in turns"),
         profile=("", "file for cProfile of the controller: one run, whose CPU then counts the profiler's"))
@@ -119,20 +121,19 @@ def main() -> None:
         folder = Path(parent) / "pretend"
         create_model(folder, arch="qwen3", layers=28, hidden=32, heads=2, kv_heads=1, seed=1)
         for number in range(options.rounds):
-            for instances in options.instances:
+            for instances, ahead in itertools.product(options.instances, options.step_ahead):
                 load = Load(
                     instances=instances, rows=options.rows, step_s=options.step_ms / 1e3,
                     prompt_tokens=options.prompt_tokens, output_tokens=options.output_tokens,
-                    seconds=options.seconds, settle_s=options.settle, step_ahead=options.step_ahead,
+                    seconds=options.seconds, settle_s=options.settle, step_ahead=ahead,
                     temperature=options.temperature, model=str(folder), profile=options.profile)
                 for name, tree in in_turn(list(trees.items()), number):
-                    rows.append({"code": name} | run(load, tree))
+                    rows.append({"code": name, "step_ahead": ahead} | run(load, tree))
                     print_rows(rows[-1:], COLUMNS)
     medians = []
-    for instances in options.instances:
-        for name in trees:
-            same = [row for row in rows if (row["instances"], row["code"]) == (instances, name)]
-            medians.append({"code": name} | {key: median(row[key] for row in same) for key in COLUMNS[1:]})
+    for key in dict.fromkeys((row["step_ahead"], row["instances"], row["code"]) for row in rows):
+        same = [row for row in rows if (row["step_ahead"], row["instances"], row["code"]) == key]
+        medians.append(dict(zip(COLUMNS, key)) | {name: median(row[name] for row in same) for name in COLUMNS[3:]})
     print_rows(medians, COLUMNS, "medians")
     keep(options.json, {"settings": settings_of(options), "machine": machine(), "rows": medians, "rounds": rows},
          *SERVING)
