@@ -46,7 +46,7 @@ OF_ONE_PROCESS = {
     "test_a_client_that_reads_nothing_is_cut_off": "a scripted engine without delay has ended before a client reads",
     "test_few_requests_wait_however_many_come": "counts of the process that holds the connection",
     "test_a_client_that_leaves_the_server_leaves_the_queue": "each front end has a compiler of its own",
-    "test_an_event_loop_that_cannot_accept_is_heard_once": "several servers on one loop here, which a process never has",
+    "test_an_event_loop_that_cannot_accept_is_heard_once": "a process has one server on its loop",
     "test_who_reads_nothing_is_dropped": "a scripted engine without delay has ended before a client reads",
 }
 """Tests that look at what only the process that they assume has, and why."""
