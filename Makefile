@@ -17,12 +17,13 @@ UNIT := $(addprefix tests/,test_config.py cost core house memory policy report t
 export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
-.PHONY: help install test test-clients unit check claims lint types demo gpu-check gpu-wheels clean $(addprefix reproduce-,$(REPRODUCTIONS))
+.PHONY: help install test test-clients test-front-ends unit check claims lint types demo gpu-check gpu-wheels clean $(addprefix reproduce-,$(REPRODUCTIONS))
 
 help:
 	@echo "make install install into .venv"
 	@echo "make test    run the whole suite on all cores"
 	@echo "make test-clients  run real clients against a server; those with pins of their own get environments of theirs"
+	@echo "make test-front-ends  run the tests of HTTP with one front end before each server, and with two"
 	@echo "make unit    run what needs no processes, on all cores: about a minute"
 	@echo "make demo    make a small model, serve it with little memory, play a day on it, plainly and elastically"
 	@echo "make reproduce-NAME  run the test of one bug (docs/reliability.md)"
@@ -44,6 +45,11 @@ CLIENT_TESTS := $(addprefix tests/,server/test_langchain.py server/test_litellm.
 
 test-clients: $(VENV)/installed-dev
 	JETTISON_CLIENTS=1 $(BIN)/python -m pytest -n auto $(CLIENT_TESTS) $(ARGS)
+
+test-front-ends: $(VENV)/installed-dev
+	for number in 1 2; do \
+		JETTISON_TEST_API_SERVERS=$$number $(BIN)/python -m pytest -n auto tests/server $(ARGS) || exit; \
+	done
 
 # What needs no processes of its own, on all cores: to be run after every change.
 unit: $(VENV)/installed-dev

@@ -424,6 +424,15 @@ PLAIN: dict[str, tuple[str, str, dict[str, str]]] = {
     "simulator_million": ("simulator_million", "rows", {
         "requests": "requests", "wall_s": "wall, s", "us_per_request": "µs a request", "events": "events",
         "peak_mib": "peak MiB", "ttft_p99_s": "P99 TTFT, s"}),
+    "reach": ("reach", "rows", {
+        "step_ahead": "step ahead", "instances": "instances", "code": "code", "steps_a_s": "steps a second",
+        "tokens_a_s": "tokens a second",
+        "requests_a_s": "requests a second", "controller_share": "of a core", "us_a_step": "µs a step",
+        "us_a_token": "µs a token", "gap_p50_ms": "gap P50, ms", "gap_p99_ms": "P99"}),
+    "front_ends": ("front_ends", "rows", {
+        "fronts": "front ends", "streams": "streams", "controller_us_a_token": "controller, µs a token",
+        "front_ends_us_a_token": "front ends", "us_a_token": "together", "over_none": "of none",
+        "itl_p50_ms": "ITL P50, ms", "itl_p99_ms": "P99"}),
 }  # fmt: skip
 """Blocks that show rows as they are: file, where its rows are, and which columns under which titles."""
 

@@ -2,8 +2,8 @@
 open stream each 20 ms) under the real hub, front ends, HTTP and sockets.
 
 For each number of front ends and of open streams: CPU of the controller and of the front ends, microseconds a token,
-and gaps between the pieces that a client gets (P50, P99). The client is a process beside them; on few cores it takes
-from what it measures, so figures of CPU count there, throughput does not.
+in all over what it is without front ends, and gaps between the pieces that a client gets (P50, P99). The client is a
+process beside them; on few cores it takes from what it measures, so CPU counts there, throughput does not.
 """
 
 from __future__ import annotations
@@ -20,8 +20,21 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from benchmarks.shared import keep, machine, median, parse, settings_of
+from benchmarks.shared import (
+    REPOSITORY,
+    Row,
+    in_turn,
+    keep,
+    machine,
+    median,
+    parse,
+    print_rows,
+    print_verdicts,
+    ratio,
+    settings_of,
+)
 from jettison.config import EngineConfig
+from jettison.core.requests import RequestState
 from jettison.device.model.create import create_model
 from jettison.live.engine.api import EngineInfo, EngineSnapshot, RequestTimings, TokenEvent
 from jettison.live.engine.stream import Stream
@@ -29,6 +42,7 @@ from jettison.live.experiments.server_process import free_port
 from jettison.policy.slo import UNKNOWN_OBJECTIVES
 from jettison.report.results import percentile
 from jettison.server.app import create_app, server_state
+from jettison.server.descriptors import raise_descriptor_limit
 from jettison.server.fronts.beside import front_ends
 from jettison.server.parent.line import ParentLine
 from jettison.server.parent.process import Parent
@@ -38,7 +52,14 @@ from jettison.server.tokenizer import Tokenizer
 from jettison.types import FinishReason, SampledToken
 
 STEP_S = 0.02
+TOKEN = SampledToken(97)
 CHILD = "--as-server"
+DESCRIPTORS = 8192
+"""Of each process: a thousand streams have as many at either end."""
+MOST_OVER_NONE = 1.15
+"""CPU of a token with front ends over that without: the goal."""
+COLUMNS = ("fronts", "streams", "controller_us_a_token", "front_ends_us_a_token", "us_a_token", "itl_p50_ms",
+           "itl_p99_ms", "over_none")  # fmt: skip
 
 
 class PretendingEngine:
@@ -47,7 +68,7 @@ class PretendingEngine:
     def __init__(self) -> None:
         self.info = EngineInfo("nowhere", 1 << 20, 1 << 20, 1 << 20, 300, (257,))
         self.state = "ready"
-        self._open: dict[str, tuple[Stream, int]] = {}
+        self._open: dict[str, tuple[Stream, RequestState]] = {}
 
     def ready_in_s(self) -> None: ...
 
@@ -64,7 +85,7 @@ class PretendingEngine:
         return EngineSnapshot("ready", 16)
 
     def submit_to(self, request, stream: Stream, *, is_further: bool = False) -> None:
-        self._open[request.request_id] = (stream, request.params.max_tokens)
+        self._open[request.request_id] = (stream, RequestState(request, 0))
 
     def submit(self, request, *, is_further: bool = False):
         stream = Stream(request.arrival_ns)
@@ -96,13 +117,13 @@ class PretendingEngine:
         while True:
             due_s = max(due_s + STEP_S, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
-            for request_id, (stream, left) in list(self._open.items()):
-                if left > 1:
-                    self._open[request_id] = (stream, left - 1)
-                    stream.put(TokenEvent([SampledToken(97)]))
+            for request_id, (stream, state) in list(self._open.items()):
+                state.num_tokens += 1
+                if state.num_output < state.request.params.max_tokens:
+                    stream.put_token(TOKEN, state)  # as the engine does
                 else:
                     del self._open[request_id]
-                    stream.put(TokenEvent([SampledToken(97)], FinishReason.LENGTH, timings=RequestTimings(0)))
+                    stream.put(TokenEvent([TOKEN], FinishReason.LENGTH, timings=RequestTimings(0)))
 
 
 async def serve(folder: Path, port: int, num_fronts: int, line: ParentLine | None) -> int:
@@ -152,7 +173,7 @@ def cpu_s(pids: list[int]) -> list[float]:
     return [sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids]
 
 
-async def measure(port: int, pids: list[int], num_streams: int, num_tokens: int) -> dict[str, float]:
+async def measure(port: int, pids: list[int], num_streams: int, num_tokens: int) -> Row:
     """One round."""
     gaps: list[float] = []
     before = cpu_s(pids)
@@ -161,6 +182,7 @@ async def measure(port: int, pids: list[int], num_streams: int, num_tokens: int)
     total = sum(counts)
     return {
         "controller_us_a_token": 1e6 * spent[0] / total, "front_ends_us_a_token": 1e6 * sum(spent[1:]) / total,
+        "us_a_token": 1e6 * sum(spent) / total,
         "itl_p50_ms": 1e3 * (percentile(gaps, 50) or 0.0), "itl_p99_ms": 1e3 * (percentile(gaps, 99) or 0.0),
         "tokens": total,
     }  # fmt: skip
@@ -169,7 +191,8 @@ async def measure(port: int, pids: list[int], num_streams: int, num_tokens: int)
 def server_of(folder: Path, port: int, num_fronts: int) -> tuple[subprocess.Popen[bytes], list[int]]:
     """A server that listens, and the processes of it that handle tokens, the controller first."""
     command = [sys.executable, "-m", "benchmarks.peers.front_ends", CHILD, str(folder), str(port), str(num_fronts)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "src")}
+    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL, env=environment)
     deadline_s = time.monotonic() + 60
     while True:
         children = [] if process.poll() is not None else psutil.Process(process.pid).children()
@@ -184,33 +207,47 @@ def server_of(folder: Path, port: int, num_fronts: int) -> tuple[subprocess.Pope
         time.sleep(0.1)
 
 
+def rows_of(rounds: list[Row]) -> list[Row]:
+    """Medians for each number of front ends and streams, and what a token's CPU is of that without front ends."""
+    rows = []
+    for fronts, streams in dict.fromkeys((row["fronts"], row["streams"]) for row in rounds):
+        same = [row for row in rounds if (row["fronts"], row["streams"]) == (fronts, streams)]
+        alone = {row["round"]: row["us_a_token"] for row in rounds if (row["fronts"], row["streams"]) == (0, streams)}
+        ratios = [ratio(row["us_a_token"], alone.get(row["round"])) for row in same]
+        rows.append({key: median(row[key] for row in same) for key in COLUMNS[:-1]} | {"over_none": median(ratios)})
+    return rows
+
+
 def main() -> None:
     """Rounds interleave the numbers of front ends, so that a disturbance meets all of them."""
     options = parse(
-        __doc__, fronts=([0, 1, 2], "front ends"), streams=([64, 256, 1000], "open streams"),
+        __doc__, fronts=([0, 1, 2, 4], "front ends"), streams=([64, 256, 1000], "open streams"),
         tokens=(200, "of each stream"), rounds=3)
-    results: dict[str, list[dict[str, float]]] = {}
+    raise_descriptor_limit(DESCRIPTORS)
+    rounds: list[Row] = []
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "pretend"
         create_model(folder, arch="qwen3", layers=2, hidden=32, heads=2, kv_heads=1, seed=1)
-        for _ in range(options.rounds):
-            for num_fronts in options.fronts:
+        for number in range(options.rounds):
+            for num_fronts in in_turn(options.fronts, number):
                 port = free_port()
                 process, pids = server_of(folder, port, num_fronts)
                 try:
                     uvloop.run(measure(port, pids, 8, 20))  # first requests compile and import
                     for num_streams in options.streams:
                         row = uvloop.run(measure(port, pids, num_streams, options.tokens))
-                        results.setdefault(f"{num_fronts} front ends, {num_streams} streams", []).append(row)
+                        rounds.append({"round": number, "fronts": num_fronts, "streams": num_streams} | row)
                 finally:
                     process.terminate()
                     process.wait(20)
-    print(f"{'':32} {'controller':>11} {'front ends':>11} {'ITL P50':>9} {'P99':>9}   (us a token; ms)")
-    for name, rows in results.items():
-        found = {key: median([row[key] for row in rows]) for key in rows[0]}
-        print(f"{name:32} {found['controller_us_a_token']:11.1f} {found['front_ends_us_a_token']:11.1f} "
-              f"{found['itl_p50_ms']:9.1f} {found['itl_p99_ms']:9.1f}")
-    keep(options.json, {"settings": settings_of(options), "machine": machine(), "rounds": results})
+    rows = rows_of(rounds)
+    print_rows(rows, COLUMNS)
+    verdicts = print_verdicts(
+        (row["over_none"] <= MOST_OVER_NONE, f"{row['fronts']} front ends, {row['streams']} streams: a token costs "
+         f"{row['over_none']:.2f} of what it costs without, at most {MOST_OVER_NONE}")
+        for row in rows if row["fronts"] and row["over_none"] is not None)  # fmt: skip
+    keep(options.json, {"settings": settings_of(options), "machine": machine(), "rows": rows, "rounds": rounds,
+                        "verdicts": verdicts}, "live", "server")  # fmt: skip
 
 
 if __name__ == "__main__":

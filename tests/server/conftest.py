@@ -28,7 +28,7 @@ from front_ends import InProcessFronts
 from served import Served, write_tokenizer
 
 NUM_FRONTS = int(os.environ.get("JETTISON_TEST_API_SERVERS", "0"))
-"""Front ends beside the controller in every test of HTTP here: ``JETTISON_TEST_API_SERVERS=2 pytest tests/server``."""
+"""Front ends beside the controller in every test of HTTP here (``make test-front-ends``)."""
 
 OF_ONE_PROCESS = {
     "test_health_tells_what_it_is_given": "health tells of front ends, too",
@@ -45,6 +45,8 @@ OF_ONE_PROCESS = {
     "test_a_crash_leaks_nothing_and_fails_alone": "no iterator of an engine runs in a front end",
     "test_a_client_that_reads_nothing_is_cut_off": "a scripted engine without delay has ended before a client reads",
     "test_few_requests_wait_however_many_come": "counts of the process that holds the connection",
+    "test_a_client_that_leaves_the_server_leaves_the_queue": "each front end has a compiler of its own",
+    "test_an_event_loop_that_cannot_accept_is_heard_once": "a process has one server on its loop",
     "test_who_reads_nothing_is_dropped": "a scripted engine without delay has ended before a client reads",
 }
 """Tests that look at what only the process that they assume has, and why."""

@@ -1,6 +1,6 @@
 """One and two front ends before a real hub, in one process: each kind of path, and what only the controller knows.
 
-The whole suite of this folder runs so with ``JETTISON_TEST_API_SERVERS=2``.
+The whole suite of this folder runs so in ``make test-front-ends``.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+from contextlib import AsyncExitStack
 
 import httpx
 import openai
@@ -16,8 +17,9 @@ from fake_engine import FakeEngine, bytes_of
 from served import eventually, sse_events
 
 from jettison.errors import KeyLimitError
+from jettison.server.cors import CorsSettings
 from jettison.server.fronts import forward
-from jettison.server.fronts.start import CARRIED, carried, settings_of
+from jettison.server.fronts.start import CARRIED, carried, divided, settings_of
 from jettison.server.settings import ServerSettings
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
@@ -181,13 +183,33 @@ async def test_a_body_that_is_announced_is_asked_for_by_the_controller_alone(ser
 
 @pytest.mark.parametrize(("number", "told"), [(errno.EMFILE, forward.FULL), (errno.ECONNREFUSED, forward.GONE)])
 async def test_a_lack_of_descriptors_is_not_told_as_an_end(serve, monkeypatch, number, told):
+    """And the answer, which no controller gives, has the headers of all others."""
+
     async def fails(path):
         raise OSError(number, "x")
 
-    async with serve(FakeEngine()) as served:
+    asked = {"x-request-id": "mine", "origin": "http://page"}
+    async with serve(FakeEngine(), cors=CorsSettings(("http://page",))) as served:
         monkeypatch.setattr(asyncio, "open_unix_connection", fails)
-        answer = await served.http.get(f"{served.url}/v1/models")
+        answer = await served.http.get(f"{served.url}/v1/models", headers=asked)
         assert (answer.status_code, answer.json()["error"]["message"]) == (503, told)
+        assert answer.headers["x-request-id"] == "mine"
+        assert answer.headers["access-control-allow-origin"] == "http://page"
+        answer = await served.http.delete(f"{served.url}/v1/messages")
+        assert answer.json()["type"] == "error"
+        assert len(answer.headers["x-request-id"]) == 32 and answer.headers["request-id"]
+
+
+async def test_a_full_front_end_answers_probes(serve, num_fronts):
+    """Beyond the limit of each there is room for probes, here and on the way to the controller."""
+    async with AsyncExitStack() as kept, serve(FakeEngine(), max_connections=1, idle_timeout_s=60) as served:
+        for _ in range(6):  # each on a connection of its own that stays, where it may
+            http = await kept.enter_async_context(httpx.AsyncClient(timeout=20))
+            for path in ("/health", "/ping"):
+                assert (await http.get(f"{served.url}{path}")).status_code == 200
+        if num_fronts == 1:  # else the last client may have a place at the other one
+            answer = await http.get(f"{served.url}/v1/models")
+            assert answer.json()["error"]["code"] == "too_many_connections"
 
 
 async def test_a_request_of_many_long_prompts_leaves_its_front_end_alive(serve):
@@ -253,6 +275,7 @@ async def test_a_lost_one_ends_its_own_connections_and_keeps_its_counts(serve, n
         assert served.state.all_metrics().num_generation_tokens >= 3
         assert served.state.all_metrics()._finished["abort"] == len(lost)
         assert served.state.fronts.health() == {"front_ends": {"alive": num_fronts - 1, "total": num_fronts}}
+        assert served.state.fronts.troubles() == [f"1 of {num_fronts} front ends take no connections: a process starts"]
 
 
 def test_settings_travel_as_they_are():
@@ -272,3 +295,12 @@ async def test_places_that_another_controller_gave_are_taken_again_without_their
                 pass
         desk.leave(0, 77)
         assert (state.admission.num_choices, state.admission.num_active) == (0, 0)
+
+
+def test_bounds_of_memory_are_divided_and_those_of_descriptors_are_each_process_s():
+    whole = ServerSettings(("a",), max_connections=101)
+    for number in (1, 2, 4):
+        part = divided(whole, number)
+        assert part.max_buffered_bytes == whole.max_buffered_bytes // number
+        assert part.max_connections == 51, "each may need a second descriptor for its way to the controller"
+    assert divided(ServerSettings(("a",)), 2).max_connections is None

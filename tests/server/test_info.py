@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import threading
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import FakeEngine, bytes_of
@@ -84,6 +85,18 @@ async def test_health_with_workers_that_cannot_be_filled(app_client, app_engine)
     app_engine.has_groups = False
     answer = await app_client.get("/health")
     assert (answer.status_code, answer.json()["status"]) == (503, "recovering")
+
+
+async def test_health_with_a_front_end_that_is_down(app_client, app_engine):
+    fronts = app_client._transport.app.state.jettison.fronts = SimpleNamespace(
+        health=lambda: {"front_ends": {"alive": 1, "total": 2}}, troubles=lambda: ["one is down"])
+    app_engine.troubles = ("a worker cannot load",)
+    health = (await app_client.get("/health")).json()
+    assert (health["status"], health["degraded"], health["front_ends"]["alive"]) == ("ready", True, 1)
+    assert health["reasons"] == ["a worker cannot load", "one is down"]
+    app_engine.troubles, fronts.troubles = (), list
+    health = (await app_client.get("/health")).json()
+    assert not health["degraded"] and "reasons" not in health
 
 
 async def test_requests_without_a_group_are_waiting_ones(app_client, app_engine):

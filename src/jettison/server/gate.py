@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,7 +40,7 @@ class Gate:
         if scope["type"] != "http":
             return  # no lifespan, no web sockets
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        request_id = _label(headers.get(b"x-request-id"))
+        request_id = label_of(headers)
         is_started = False
         path = ""
 
@@ -47,9 +48,7 @@ class Gate:
             nonlocal is_started
             if not is_started:
                 is_started = True
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
-                if is_messages_path(path):
-                    message["headers"].append((b"request-id", request_id))  # Anthropic's name for it
+                message["headers"] = [*message.get("headers", ()), *label_headers(path, request_id)]
             await send(message)
 
         try:
@@ -120,8 +119,15 @@ class Gate:
         return console.is_open or (not admin.is_empty and admin.admits(path, authorization))
 
 
-def _label(request_id: bytes | None) -> bytes:
-    """The client's own request id, which is only echoed; ours where it has none."""
+def label_of(headers: Mapping[bytes, bytes]) -> bytes:
+    """The client's own request id, which is only echoed; ours where its headers have none."""
+    request_id = headers.get(b"x-request-id")
     if request_id is not None and _REQUEST_ID.fullmatch(request_id):
         return request_id
     return secrets.token_hex(16).encode()
+
+
+def label_headers(path: str, request_id: bytes) -> list[tuple[bytes, bytes]]:
+    """Of an answer: its request id, for paths of Anthropic's API under their name, too."""
+    names = (b"x-request-id", b"request-id") if is_messages_path(path) else (b"x-request-id",)
+    return [(name, request_id) for name in names]

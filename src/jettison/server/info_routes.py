@@ -62,15 +62,18 @@ class InfoRoutes:
 
         ``recovering``: no group of workers can serve. Requests are still accepted, and wait for a group that is
         recovering. ``asleep``: instances that sleep; where all do, the first request wakes one. ``degraded``: some
-        worker is missing, or cannot load its layers; ``reasons`` gives the causes.
+        worker is missing, or cannot load its layers, or a front end takes no connections; ``reasons`` gives causes.
         """
         status: str = self._state.status
         document = {**self._state.settings.health_details, "status": status, "model": self._state.settings.model_name}
         snapshot = self._state.engine.snapshot()
         if (card_uses := self._state.settings.card_uses) is not None:
             document["cards"] = [asdict(use) for use in card_uses()]
+        reasons = list(snapshot.troubles)
         if self._state.fronts is not None:
             document.update(self._state.fronts.health())
+            reasons += self._state.fronts.troubles()
+            document["degraded"] = bool(reasons)
         if snapshot.own_products:
             document["own_products"] = list(snapshot.own_products)
         if snapshot.products_of_some:
@@ -83,12 +86,12 @@ class InfoRoutes:
             asleep = [worker.worker_id for worker in workers if worker.is_asleep]
             if asleep:
                 document["asleep"] = asleep
-            document["degraded"] = num_alive < len(workers) or bool(snapshot.troubles)
-            if snapshot.troubles:
-                document["reasons"] = list(snapshot.troubles)
+            document["degraded"] = num_alive < len(workers) or bool(reasons)
             can_wake = any(worker.alive and worker.is_asleep for worker in workers)
             if status == "ready" and not can_wake and (num_alive == 0 or not snapshot.groups):
                 status = document["status"] = "recovering"
+        if reasons:
+            document["reasons"] = reasons
         answer = json_response(document, 200 if status == "ready" else 503)
         if status == "loading":
             answer.headers.update(retry_headers(self._state.retry_after_ms()))

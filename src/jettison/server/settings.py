@@ -109,7 +109,7 @@ class ServerSettings:
     """Time without progress after which a client that does not read its answer is dropped, and its request
     cancelled."""
     max_connections: int | None = None
-    """Connections beyond which clients get 503 and are closed at once. None: no limit."""
+    """Connections of one process beyond which clients get 503 and are closed at once. None: no limit."""
     keep_alive_s: float = 15.0
     """Silence on a stream after which a comment is sent."""
     thread_tokenize_chars: int = 16 << 10

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from jettison.errors import NotReadyError
@@ -68,6 +68,10 @@ class Fronts(Protocol):
 
     def health(self) -> Mapping[str, Any]:
         """For ``/health``: how many there are."""
+        ...
+
+    def troubles(self) -> Sequence[str]:
+        """For ``/health``: a line for what is missing."""
         ...
 
 

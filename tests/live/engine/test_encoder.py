@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from jettison.live.engine.encoder import (
     fixed_step_bytes,
 )
 from jettison.live.engine.local_cluster import LocalCluster
+from jettison.live.wire import codec
 from jettison.live.wire.channel import MAX_MESSAGE_BYTES
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.stages import StagePlan
@@ -86,6 +88,34 @@ def test_a_step_ahead_has_names_for_tokens_and_draws_at_their_places() -> None:
     assert second.follows_step == 1 and second.token_ids.tolist() == [-2, 3, 4, 5, -1]
     assert [(row.position, row.banned_token_ids) for row in first.sampling] == [(4, (9, 2))] * 2
     assert [(row.position, row.banned_token_ids) for row in second.sampling] == [(5, ()), (3, (9, 2)), (5, ())]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.fixed_dictionaries({
+        "temperature": st.sampled_from([0.0, 0.7]), "min_tokens": st.integers(0, 3),
+        "stop_token_ids": st.sampled_from([(), (9,)]), "repetition_penalty": st.sampled_from([1.0, 1.2]),
+        "bad_words": st.sampled_from([(), ((7, 8),)]), "logprobs": st.sampled_from([None, 2]),
+        "prompt_logprobs": st.sampled_from([None, 1]),
+    }), min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(7, 9), st.randoms(use_true_random=False)), max_size=6),
+)  # fmt: skip
+def test_a_step_is_what_it_were_without_the_steps_before_it(
+    requests: list[dict], steps: list[tuple[int, random.Random]]
+) -> None:
+    """What is remembered of requests changes no byte."""
+    states = [state_of(f"r{i}", [3, 4], **fields) for i, fields in enumerate(requests)]
+    encoder = encoder_of(states)
+    for step_id, (token, draw) in enumerate(steps):
+        rows = draw.sample(states, draw.randint(1, len(states)))
+        [(_, told)] = encoder.encode(step_of(step_id, rows))
+        [(_, anew)] = StepEncoder(encoder._ledgers, 16, frozenset({2})).encode(step_of(step_id, rows))
+        assert codec.encode_step(told) == codec.encode_step(anew)
+        for state in rows:
+            state.add_token(token)
+    for state in states:
+        encoder.forget(state.request_id)
+    assert not encoder._unchanging
 
 
 def test_a_row_without_penalties_carries_no_tokens() -> None:

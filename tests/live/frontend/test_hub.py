@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from jettison.core.requests import RequestState
 from jettison.errors import JettisonError, KeyLimitError, NotReadyError, OverCapacityError, RequestError
 from jettison.live.engine.api import EngineInfo, TokenEvent
 from jettison.live.frontend import hub as hub_module
@@ -165,6 +166,25 @@ async def test_streams_are_told_apart_and_keep_what_a_later_controller_needs():
         await until(lambda: len(b.tokens) == 3)
         assert [(each.request.request_id, each.tokens) for each in remote.open_requests] == [("b", [20, 21, 22])]
         assert remote.open_requests[0].request == request("b")
+
+
+async def test_a_token_that_the_engine_tells_arrives_as_its_event_does():
+    """With what is known of the prompt, once; with its log-probabilities; and most of them with nothing else."""
+    told = TokenLogprobs(7, -1.0, 1, ((7, -1.0),))
+    tokens = [SampledToken(5), SampledToken(6), SampledToken(7, told), SampledToken(8)]
+    for num_asked, known in ((None, None), (0, [None, told, told])):
+        async with pair() as made:
+            events = await submitted(await made.add(), "a")
+            state = RequestState(replace(request("a"), params=SamplingParams(prompt_logprobs=num_asked)), 0)
+            state.num_cached, state.prompt_logprobs = 2, known
+            for token in tokens:
+                made.engine.streams["a"].put_token(token, state)
+            assert made.engine.streams["a"].num_output == 4
+            made.engine.say("a", finish_reason=FinishReason.LENGTH)
+            got = [event async for event in events]
+            assert [token for event in got for token in event.tokens] == tokens
+            assert (got[0].num_cached_tokens, got[0].prompt_logprobs) == (2, known)
+            assert not any(event.prompt_logprobs for event in got[1:])
 
 
 async def test_a_turn_of_many_streams_is_one_frame_and_one_list_of_integers(monkeypatch):

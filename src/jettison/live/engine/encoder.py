@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from operator import add
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from jettison.core.ports import RunStep, StepRow
 from jettison.core.requests import RequestState
@@ -200,6 +203,18 @@ class _GrammarPlaces:
         self._at.clear()
 
 
+class _Told(NamedTuple):
+    """What a request tells the sampler in a step."""
+
+    row: SamplingRow | None
+    """None: nothing, as the sampler only takes the likeliest token."""
+    num_bytes: int
+    """An upper bound of the row."""
+
+
+_NOTHING = _Told(None, 0)
+
+
 class StepEncoder:
     """Encodes steps over the ledgers of a cluster."""
 
@@ -210,6 +225,9 @@ class StepEncoder:
         self._tables = {worker: _TableMatrix() for worker in ledgers}
         self._seen: dict[RequestId, _SeenTokens] = {}
         """Of requests with penalties."""
+        self._unchanging: dict[RequestId, _Told] = {}
+        """Of requests that tell the sampler the same in each further step, but for the row and its position: most of
+        all rows."""
         self._grammars = _GrammarPlaces(self._eos_token_ids)
         self._refused: dict[int, dict[int, int]] = {}
         """Step -> which of its sampled rows (by place in ``sample_rows``) were not asked for, and what stands in place
@@ -220,6 +238,7 @@ class StepEncoder:
         for tables in self._tables.values():
             tables.forget(request_id)
         self._seen.pop(request_id, None)
+        self._unchanging.pop(request_id, None)
         self._grammars.forget(request_id)
 
     def forget_places(self) -> None:
@@ -234,12 +253,17 @@ class StepEncoder:
     def encode(self, step: RunStep) -> list[tuple[WorkerId, StepInput]]:
         """One input per stage, in pipeline order."""
         rows = step.rows
-        query_lens = np.array([r.num_tokens for r in rows], dtype=np.int32)
-        context_lens = np.array([r.context_len for r in rows], dtype=np.int32)
-        sample_rows = np.array([i for i, r in enumerate(rows) if r.samples], dtype=np.int32)
-        num_blocks = int((context_lens + query_lens).max() + self._block_size - 1) // self._block_size
+        states, contexts, lengths, are_sampled, remote = zip(*rows)
+        query_lens = np.array(lengths, dtype=np.int32)
+        context_lens = np.array(contexts, dtype=np.int32)
+        sample_rows = np.flatnonzero(are_sampled).astype(np.int32)
+        num_blocks = -(-max(map(add, contexts, lengths)) // self._block_size)
         sampling = self._sampling_rows(step)
-        prompt_logprobs = [p for i, r in enumerate(rows) if (p := _prompt_logprobs(i, r)) is not None]
+        prompt_logprobs = [
+            p for i, state in enumerate(states)
+            if state.prompt_logprobs is not None and (p := _prompt_logprobs(i, rows[i])) is not None
+        ]
+        is_remote = any(remote)
         inputs: list[tuple[WorkerId, StepInput]] = []
         workers = [s.worker_id for s in step.stages]
         for index, stage in enumerate(step.stages):
@@ -260,7 +284,7 @@ class StepEncoder:
                 next_worker=None if last else workers[index + 1],
                 group_id=step.group_id,
                 epoch=step.epoch,
-                remote=self._remote(stage.worker_id, rows),
+                remote=self._remote(stage.worker_id, rows) if is_remote else [],
                 safepoint_layers=0 if index else step.safepoint_layers,
                 follows_step=None if step.follows is None else step.follows.step_id,
                 sheds_from=step.sheds_from,
@@ -289,28 +313,48 @@ class StepEncoder:
         """What fits, in service order. The requests of all others end with an error when the step comes back, but those
         whose grammars had no room beside others': they are sampled in a later step."""
         kept: list[SamplingRow] = []
-        num_bytes = 0
-        sampled = [(i, row) for i, row in enumerate(step.rows) if row.samples]
-        for place, (i, row) in enumerate(sampled):
-            params = row.state.request.params
-            if params.is_plain_greedy:
+        num_bytes, place, unchanging = 0, -1, self._unchanging
+        for i, row in enumerate(step.rows):
+            state, context_len, num_tokens, is_sampled, _ = row
+            if not is_sampled:
                 continue
-            spec = self._sampling(i, row)
-            if params.grammar is not None:
-                spec.grammar = self._grammars.row(
-                    step.stages[-1].worker_id, step.step_id, row.state, params.grammar)
-            size = _sampling_bytes(spec)
-            if num_bytes + size > MAX_SAMPLING_BYTES and params.grammar is not None and num_bytes:
-                self._grammars.forget(row.state.request_id)
+            place += 1
+            told = unchanging.get(state.request_id)
+            if told is None:
+                spec, size = self._told(step, i, row)
+            elif told.row is None:
+                continue
+            else:
+                spec, size = replace(told.row, row=i, position=context_len + num_tokens), told.num_bytes
+            if spec is None:
+                continue
+            if num_bytes + size > MAX_SAMPLING_BYTES and spec.grammar is not None and num_bytes:
+                self._grammars.forget(state.request_id)
                 self._refused.setdefault(step.step_id, {})[place] = LATER_TOKEN_ID
             elif num_bytes + size > MAX_SAMPLING_BYTES:
                 logger.error("request %s: %d bytes for the sampler are more than step %d can carry",
-                             row.state.request_id, size, step.step_id)
+                             state.request_id, size, step.step_id)
                 self._refused.setdefault(step.step_id, {})[place] = FAILED_TOKEN_ID
             else:
                 num_bytes += size
                 kept.append(spec)
         return kept
+
+    def _told(self, step: RunStep, index: int, row: StepRow) -> _Told:
+        """What a row tells the sampler. Where the request's later rows will tell the same, it is remembered."""
+        state = row.state
+        params = state.request.params
+        if params.is_plain_greedy:
+            told = self._unchanging[state.request_id] = _NOTHING
+            return told
+        spec = self._sampling(index, row)
+        if params.grammar is not None:
+            spec.grammar = self._grammars.row(step.stages[-1].worker_id, step.step_id, state, params.grammar)
+        told = _Told(spec, _sampling_bytes(spec))
+        changes = params.grammar is not None or bool(params.bad_words) or params.has_penalties
+        if not changes and spec.position - state.num_prompt >= params.min_tokens:
+            self._unchanging[state.request_id] = told
+        return told
 
     def _sampling(self, index: int, row: StepRow) -> SamplingRow:
         state = row.state
@@ -365,14 +409,15 @@ def _token_ids(step: RunStep) -> npt.NDArray[np.int32]:
     as its i-th."""
     ids: list[int] = []
     places = {} if step.follows is None else step.follows.places
-    for index, row in enumerate(step.rows if step.resumes is None else step.rows[: step.sheds_from]):
-        if index in places:
+    rows = step.rows if step.resumes is None else step.rows[: step.sheds_from]
+    for index, (state, context_len, num_tokens, _, _) in enumerate(rows):
+        if places and index in places:
             ids.append(-1 - places[index])
-            continue
-        if row.num_tokens == 1:
-            ids.append(row.state.token_at(row.context_len))
+        elif num_tokens == 1:  # ``token_at``, for every row of every step
+            at = context_len - state.num_prompt
+            ids.append(state.output[at] if at >= 0 else state.request.prompt_token_ids[context_len])
         else:
-            ids += row.state.tokens_between(row.context_len, row.context_len + row.num_tokens)
+            ids += state.tokens_between(context_len, context_len + num_tokens)
     return np.array(ids, dtype=np.int32)
 
 

@@ -474,9 +474,8 @@ class Engine:
     def _on_emit(self, emit: ports.EmitTokens | ports.Emit) -> None:
         if isinstance(emit, ports.EmitTokens):
             for state, token in zip(emit.states, emit.tokens, strict=True):
-                stream = self._streams.get(state.request_id)
-                if stream is not None:
-                    stream.put(stream.with_prompt(TokenEvent([token]), state))
+                if (stream := self._streams.get(state.request_id)) is not None:
+                    stream.put_token(token, state)
         else:
             self._on_end(emit)
 

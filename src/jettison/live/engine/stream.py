@@ -7,6 +7,7 @@ from collections import deque
 
 from jettison.core.requests import RequestState
 from jettison.live.engine.api import RequestTimings, TokenEvent
+from jettison.types import SampledToken
 
 
 class Stream:
@@ -32,6 +33,10 @@ class Stream:
             self._waiter = None
             if not waiter.done():  # a reader that was cancelled has left it so
                 waiter.set_result(None)
+
+    def put_token(self, token: SampledToken, state: RequestState) -> None:
+        """Tell one token of a request that goes on."""
+        self.put(self.with_prompt(TokenEvent([token]), state))
 
     def with_prompt(self, event: TokenEvent, state: RequestState) -> TokenEvent:
         """The event, told what is known of the request's prompt; its log-probabilities once, when all are there."""

@@ -18,13 +18,14 @@ from typing import Protocol
 
 import msgspec
 
+from jettison.core.requests import RequestState
 from jettison.errors import JettisonError, NotReadyError
 from jettison.live.engine.api import EngineClient, EngineInfo, EngineState, TokenEvent
 from jettison.live.engine.stream import Stream
 from jettison.live.frontend import wire as w
 from jettison.live.frontend.channel import FAILED, Message, TurnChannel
 from jettison.live.wire.kept_sockets import serve_kept
-from jettison.types import FinishReason, Request, RequestId
+from jettison.types import FinishReason, Request, RequestId, SampledToken
 
 logger = logging.getLogger(__name__)
 
@@ -124,18 +125,30 @@ class HubStream(Stream):
         self.first_ns: int | None = None
         """When its first token came here."""
 
+    def put_token(self, token: SampledToken, state: RequestState) -> None:
+        """See ``Stream``. Nearly always the token is all that there is to tell, and needs no event on its way."""
+        if not self.has_begun or token.logprobs is not None or state.prompt_logprobs is not None:
+            super().put_token(token, state)
+            return
+        self.num_output += 1
+        self._say_token(token.token_id)
+
+    def _say_token(self, token_id: int) -> None:
+        channel = self.front.channel
+        if channel.turn and isinstance(last := channel.turn[-1], w.Tokens):
+            last.pairs.extend((self.number, token_id))
+        else:
+            channel.say(w.Tokens([self.number, token_id]))
+
     def put(self, event: TokenEvent) -> None:
         """Send it with all else of this turn."""
-        tokens, turn = event.tokens, self.front.channel.turn
+        tokens = event.tokens
         self.num_output += len(tokens)
         if (
             self.has_begun and event.finish_reason is None and len(tokens) == 1 and tokens[0].logprobs is None
             and event.prompt_logprobs is None and event.error is None
         ):
-            if turn and isinstance(turn[-1], w.Tokens):
-                turn[-1].pairs.extend((self.number, tokens[0].token_id))
-            else:
-                self.front.channel.say(w.Tokens([self.number, tokens[0].token_id]))
+            self._say_token(tokens[0].token_id)
             return
         if self.was_failed:  # the engine hears of it later
             return

@@ -7,7 +7,7 @@ Each is the one that the controller's own routes use, so a limit or a list does 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -114,6 +114,8 @@ class FrontDesk:
         self._places: dict[tuple[FrontId, int], _Place] = {}
         self._under_way: dict[tuple[FrontId, RequestId], FarGeneration] = {}
         self._counts: dict[FrontId, Observed] = {}
+        self._serving: set[FrontId] = set()
+        """Those that take connections."""
         self._ended = ServerMetrics(engine, state.settings.model_name)
         """Counts of front ends that have ended: a total does not fall."""
         self.hub = Hub(engine, self, on_lost)
@@ -133,7 +135,13 @@ class FrontDesk:
 
     def health(self) -> Mapping[str, Any]:
         """See ``Fronts``."""
-        return {"front_ends": {"alive": len(self.hub.fronts), "total": self.num_wanted}}
+        return {"front_ends": {"alive": len(self._serving), "total": self.num_wanted}}
+
+    def troubles(self) -> Sequence[str]:
+        """See ``Fronts``."""
+        total = self.num_wanted
+        missing = total - len(self._serving)
+        return [f"{missing} of {total} front ends take no connections: a process starts"] if missing else []
 
     # --- Desk
 
@@ -229,10 +237,12 @@ class FrontDesk:
 
     def serves(self, front: FrontId) -> None:
         """See ``Desk``."""
+        self._serving.add(front)
         self._on_serves(front)
 
     def gone(self, front: FrontId) -> None:
         """See ``Desk``."""
+        self._serving.discard(front)
         for key in [key for key in self._places if key[0] == front]:
             self.leave(*key)
         for owner, request_id in [key for key in self._under_way if key[0] == front]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import h11
@@ -15,6 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from jettison.server.descriptors import OUT_OF_DESCRIPTORS
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, retry_headers
+from jettison.server.gate import label_headers, label_of
+from jettison.server.paths import plain_path
+from jettison.server.settings import ServerSettings
 
 READ_BYTES = 64 << 10
 
@@ -29,6 +33,9 @@ _OF_A_CONNECTION = frozenset({
 _SET_HERE = _OF_A_CONNECTION | {b"date", b"server"}
 
 
+Refuse = Callable[[ApiError, Scope, Receive, Send], Awaitable[None]]
+
+
 def _not_ready(why: str) -> ApiError:
     return ApiError(503, why, code="not_ready", headers=retry_headers(NOT_READY_RETRY_MS))
 
@@ -36,30 +43,41 @@ def _not_ready(why: str) -> ApiError:
 class Forward:
     """An ASGI application that has another server answer."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, settings: ServerSettings) -> None:
         """``path``: its socket."""
         self._path = path
+        self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         try:
             reader, writer = await asyncio.open_unix_connection(self._path)
         except OSError as error:
-            await _not_ready(FULL if error.errno in _IS_FULL else GONE).response(scope["path"])(scope, receive, send)
+            await self._refuse(_not_ready(FULL if error.errno in _IS_FULL else GONE), scope, receive, send)
             return
-        way = _Way(reader, writer)
+        way = _Way(reader, writer, self._refuse)
         try:
             await way.go(scope, receive, send)
         finally:
             writer.transport.abort()
 
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with an error that is none of the controller's, with the headers that its answers have."""
+        headers = dict(scope["headers"])
+        origin = headers.get(b"origin")
+        path = plain_path(scope["path"], self._settings.root_path)
+        error.headers |= self._settings.cors.error_headers(None if origin is None else origin.decode("latin-1"))
+        error.headers |= {name.decode(): value.decode() for name, value in label_headers(path, label_of(headers))}
+        await error.response(path)(scope, receive, send)
+
 
 class _Way:
     """One request and its answer."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refuse: Refuse) -> None:
         self._reader = reader
         self._writer = writer
+        self._refuse = refuse
         self._connection = h11.Connection(h11.CLIENT)
         self._is_started = False
         self._is_wanted = asyncio.Event()
@@ -78,10 +96,10 @@ class _Way:
             except (OSError, h11.RemoteProtocolError):
                 if self._is_started:
                     raise  # the client's connection is cut off, as the answer was
-                await _not_ready(GONE).response(scope["path"])(scope, receive, send)
+                await self._refuse(_not_ready(GONE), scope, receive, send)
             except h11.LocalProtocolError as error:
                 refusal = ApiError(400, f"The request cannot be read: {error}.", code="invalid_request")
-                await refusal.response(scope["path"])(scope, receive, send)
+                await self._refuse(refusal, scope, receive, send)
         finally:
             for task in (there, back):
                 task.cancel()

@@ -80,7 +80,7 @@ async def serve_front(
             # kernel still keeps, would bar the address to the next one.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             await run_on(
-                create_front(state, Forward(forward_path)), listener, shutdown_timeout_s=ABORT_GRACE_S,
+                create_front(state, Forward(forward_path, state.settings)), listener, shutdown_timeout_s=ABORT_GRACE_S,
                 on_started=started, stop=stop, force=asyncio.Event())
     finally:
         listener.close()

@@ -59,12 +59,14 @@ def settings_of(data: msgspec.Raw) -> ServerSettings:
 
 def divided(settings: ServerSettings, num_fronts: int) -> ServerSettings:
     """For one of so many front ends: what bounds the memory of bodies in the server is divided among them; each can
-    always take one body."""
-    least = settings.max_body_bytes
+    always take one body. Descriptors are each process's own, as many as the controller has, but each connection may
+    need a second one for its way to the controller."""
+    least, most = settings.max_body_bytes, settings.max_connections
     return replace(
         settings,
         max_buffered_bytes=max(least, settings.max_buffered_bytes // num_fronts),
         max_side_buffered_bytes=max(least, settings.max_side_buffered_bytes // num_fronts),
         max_side_jobs=max(1, settings.max_side_jobs // num_fronts),
         max_running_side_jobs=max(1, settings.max_running_side_jobs // num_fronts),
+        max_connections=None if most is None else -(-most // 2),
     )
