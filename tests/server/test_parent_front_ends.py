@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -155,3 +156,15 @@ def test_what_is_told_later_is_told_to_later_lives(monkeypatch):
         made.fronts.end(0, 0)
         made.until(lambda: len(made.lives) == 2)
         made.until(lambda: made.fronts._serving)
+
+
+def test_ending_one_that_has_just_died_leaves_its_end_to_be_heard(monkeypatch):
+    """The controller asks for it by the end of a channel, which may be seen before the end of the process."""
+    with supervised(1, lambda index: SERVES, monkeypatch) as made:
+        made.until(lambda: made.fronts._serving == {0})
+        (pid,) = made.pids()
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        made.fronts.end(0, 0)
+        made.until(lambda: len(made.lives) == 2 and made.fronts._serving == {0})
+        assert made.pids() != [pid]

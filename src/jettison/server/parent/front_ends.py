@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -45,6 +46,11 @@ class _Life:
     line: socket.socket
     """It says once that it serves, and sees in its end the parent's."""
     began_s: float
+
+    def kill(self) -> None:
+        """Not by ``Popen.kill``, which takes the end of a process that has just died from ``waitpid``: ``on_end`` would
+        never hear of it. Until that does, the kernel gives the id to no other process."""
+        os.kill(self.process.pid, signal.SIGKILL)
 
 
 class FrontEnds:
@@ -172,13 +178,13 @@ class FrontEnds:
     def end(self, front: int, life: int) -> None:
         """Kill one that is of no use, if it is that life."""
         if front in self._lives and self._num_lives[front] == life:
-            self._lives[front].process.kill()
+            self._lives[front].kill()
 
     def kill(self) -> None:
         """End all that live; none is started any more."""
         self.is_closing = True
         for life in self._lives.values():
-            life.process.kill()
+            life.kill()
 
     def close_inherited(self) -> None:
         """In a forked process: give back what is the parent's."""
