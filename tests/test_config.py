@@ -222,6 +222,35 @@ def test_how_many_are_awake():
         EngineConfig.resolve(model="m", instances=4, min_awake=3, max_awake=2)
 
 
+def test_how_many_have_a_process():
+    fixed = EngineConfig.resolve(model="m", instances=3)
+    assert (fixed.scale.min_instances, fixed.scale.max_instances, fixed.most_instances) == (None, None, 3)
+    assert fixed.sleep.mode == "never"
+    grows = EngineConfig.resolve(model="m", instances=2, max_instances=3, num_cores=6)
+    assert (grows.instances, grows.scale.min_instances, grows.most_instances, grows.num_threads) == (2, 2, 3, 2)
+    assert (grows.sleep.mode, grows.sleep.min_awake) == ("auto", 2)
+    assert EngineConfig.resolve(model="m", min_instances=2, max_instances=4).instances == 2
+    shrinks = EngineConfig.resolve(model="m", instances=4, min_instances=1, min_awake=2)
+    assert (shrinks.most_instances, shrinks.sleep.min_awake) == (4, 2)
+    assert EngineConfig.resolve(**grows.flat()) == grows
+    same = EngineConfig.resolve(model="m", instances=2, min_instances=2, max_instances=2, sleep="never")
+    assert same.sleep.mode == "never", "none comes or goes"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [({"min_instances": 3, "max_instances": 2}, "--min-instances 3 is above --max-instances 2"),
+     ({"instances": 4, "max_instances": 3}, "--instances 4 is above --max-instances 3"),
+     ({"instances": 1, "min_instances": 2}, "--instances 1 is below --min-instances 2"),
+     ({"instances": 2, "max_instances": 4, "overload": "pipeline"}, "--overload pipeline keeps its instances in pairs"),
+     ({"instances": 2, "max_instances": 3, "sleep": "never"}, "--sleep never lets no instance be given back")],
+)
+def test_numbers_of_instances_that_contradict_each_other(given, told):
+    with pytest.raises(ConfigError, match=told) as refused:
+        EngineConfig.resolve(model="m", **given)
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("given", "is_told"),
     [({}, True), ({"min_awake": 3}, True), ({"min_awake": 1}, False), ({"instances": 3}, False),

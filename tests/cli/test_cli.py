@@ -62,6 +62,14 @@ def test_misuse_is_one_line(arguments, told, capsys):
     assert re.fullmatch(f"jettison: .*{told}\n", caught.err), caught.err
 
 
+def test_numbers_of_instances_are_flags_and_one_line_where_they_contradict_each_other(capsys):
+    assert main(["config", "show", "--instances", "2", "--max-instances", "3", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [shown[name]["value"] for name in ("max_instances", "min_instances", "sleep")] == [3, 2, "auto"]
+    assert main(["config", "show", "--min-instances", "3", "--max-instances", "2"]) == 2
+    assert capsys.readouterr().err == "jettison: --min-instances 3 is above --max-instances 2\n"
+
+
 def test_without_a_word_the_page_is_shown(capsys):
     for arguments in ([], ["trace"]):
         assert main(arguments) == 2

@@ -18,7 +18,7 @@ from jettison.core.driving.safepoints import has_place
 from jettison.core.founding import initial_groups
 from jettison.core.ladder.lists import parse_overload, with_offline, with_packing, with_wake
 from jettison.core.load.monitor import MAX_DOUBLINGS
-from jettison.core.params import AwakeParams
+from jettison.core.params import AwakeParams, ProvisionParams
 from jettison.core.pending import TransferPurpose
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
@@ -213,10 +213,14 @@ class FakeCluster:
         prefill_first: bool = False, scheduling_policy: SchedulingPolicy = "fcfs",
         profile: HardwareProfile | None = None, offline: str | OfflineParams | None = None,
         checkpoint_free: float = 0.5, migration_kind: str = "kv", migration_step_tokens: int | None = None,
-        awake: AwakeParams | None = None,
+        awake: AwakeParams | None = None, provision: ProvisionParams | None = None, start_ms: float = 50.0,
         packing: PackParams | None = None, steps_ahead: int = 0, sheds_rows: bool = False,
     ) -> None:
-        """``awake``: the rung that wakes sleepers is there; None: they sleep until they are told."""
+        """``awake``: the rung that wakes sleepers is there; None: they sleep until they are told. ``start_ms``: that a
+        process takes which is asked for."""
+        self.start_ms = start_ms
+        self.starts: dict[int, object] = {}
+        """Processes that are being started, by worker."""
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
         self.shard_bytes = shard_bytes
@@ -240,7 +244,7 @@ class FakeCluster:
             rungs = with_packing(rungs)
         params = ClusterParams(
             rungs=rungs if awake is None else with_wake(rungs, ladder.static_pipeline), awake=awake or AwakeParams(),
-            packing=packing,
+            packing=packing, provision=provision or ProvisionParams(),
             static_pipeline=ladder.static_pipeline, auto_restore=auto_restore,
             swap=SwapParams(num_host_slots=host_slots, budget_blocks=swap_budget),
             migration=MigrationParams(
@@ -283,6 +287,8 @@ class FakeCluster:
         """Of steps under way on single instances: what ends them at a safepoint, if they were asked to be given up."""
         """Steps."""
         self.core = ClusterCore(self.shape, limits, params, capacity, b"secret")
+        for worker_id, state in self.core.state.workers.items():
+            self.workers[worker_id].alive = state.is_provisioned
         self.host_slots = host_slots
         self.swapped: list[ports.SendKV] = []
         self.under_way: dict[int, ports.SendKV | ports.SendShard] = {}
@@ -486,7 +492,8 @@ class FakeCluster:
         self.num_deaths += 1
         worker.alive = False
         worker.life += 1
-        self.at(self.now + self.delay(0.1, 30), ports.WorkerLost(worker_id))
+        life, lost = worker.life, ports.WorkerLost(worker_id)
+        self.at(self.now + self.delay(0.1, 30), lambda: lost if self.workers[worker_id].life == life else None)
 
     def kill_at(self, worker_id: int, at_ms: float) -> None:
         self.at(int(at_ms * MS), lambda: self.kill(worker_id))
@@ -495,20 +502,46 @@ class FakeCluster:
         """A new process, if the old one is dead and known to be (else nothing)."""
 
         def restart() -> ports.Event | None:
-            worker, state = self.workers[worker_id], self.core.state.workers[worker_id]
-            if worker.alive or state.alive:
+            state = self.core.state.workers[worker_id]
+            if self.workers[worker_id].alive or state.alive or not state.is_provisioned:
                 return None
-            fresh = FakeWorker(
-                worker_id, self.shape, worker.full_blocks, self.start_specs[worker_id],
-                life=worker.life + 1, spoilt=worker.spoilt,
-            )
-            fresh.capacity = fresh.capacity_for(fresh.spec)
-            fresh.filled = set()
-            self.workers[worker_id] = fresh
-            self.worker_free_at[worker_id] = self.now
-            return ports.WorkerJoined(worker_id, fresh.capacity, fresh.life)
+            return self._rise(worker_id)
 
         self.at(int(at_ms * MS), restart)
+
+    def _rise(self, worker_id: int) -> ports.WorkerJoined:
+        worker = self.workers[worker_id]
+        fresh = FakeWorker(
+            worker_id, self.shape, worker.full_blocks, self.start_specs[worker_id],
+            life=worker.life + 1, spoilt=worker.spoilt,
+        )
+        fresh.capacity = fresh.capacity_for(fresh.spec)
+        fresh.filled = set()
+        self.workers[worker_id] = fresh
+        self.worker_free_at[worker_id] = self.now
+        return ports.WorkerJoined(worker_id, fresh.capacity, fresh.life)
+
+    def _ask_instance(self, worker_id: int) -> None:
+        """A process comes later, unless it is given back before."""
+        assert not self.workers[worker_id].alive and worker_id not in self.starts
+        start = self.starts[worker_id] = object()
+
+        def come() -> ports.Event | None:
+            if self.starts.get(worker_id) is not start:
+                return None
+            del self.starts[worker_id]
+            return self._rise(worker_id)
+
+        self.at(self.now + int(self.start_ms * MS), come)
+
+    def _release_instance(self, worker_id: int) -> None:
+        """It ends at once; what it held would be lost."""
+        worker = self.workers[worker_id]
+        assert not (worker.alive and worker_id in self.starts), "it is there, or is being started"
+        assert not worker.alive or not worker.spec.shards, "it has given everything up"
+        self.starts.pop(worker_id, None)
+        worker.alive = False
+        worker.life += 1
 
     def _while_alive(self, worker_id: int, what: object) -> object:
         """The same, unless the worker has died before it gets there."""
@@ -533,6 +566,10 @@ class FakeCluster:
         match action:
             case ports.RunStep():
                 self._run_step(action)
+            case ports.AskInstance():
+                self._ask_instance(action.worker_id)
+            case ports.ReleaseInstance():
+                self._release_instance(action.worker_id)
             case ports.AbandonStep():
                 self.asked_to_abandon.add(action.step_id)
                 self.at(self.now + self.abandon_rng.randrange(MS), self.give_ups.get(action.step_id, lambda: None))

@@ -153,6 +153,7 @@ def has_docstring(tree: ast.Module) -> Complaints:
 
 CALLS = (
     "SendKV", "SendShard", "CancelTransfer", "ApplyLayout", "OfferLayout", "LoadShard", "KeepShard", "FenceWorker",
+    "AskInstance", "ReleaseInstance",
 )
 
 

@@ -69,7 +69,7 @@ CHANGING = {
 
 ACTIONS = {
     "RunStep", "AbandonStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "LoadShard", "KeepShard",
-    "CancelTransfer", "FenceWorker", "EmitTokens", "Emit", "Record",
+    "CancelTransfer", "FenceWorker", "AskInstance", "ReleaseInstance", "EmitTokens", "Emit", "Record",
 }  # fmt: skip
 
 

@@ -56,6 +56,16 @@ def test_who_sleeps_is_not_paid_for_and_who_holds_nothing_is_told() -> None:
     assert bill.holding.device_s(bill.duration_s) == 10.0 * 2 + (bill.duration_s - 10.0)
 
 
+def test_an_instance_without_a_process_is_not_paid_for() -> None:
+    log = [
+        {"t": 1.0, "kind": "instance_asked", "worker": 4}, {"t": 3.0, "kind": "worker_joined", "worker": 4},
+        {"t": 4.0, "kind": "woken", "worker": 4}, {"t": 5.0, "kind": "worker_joined", "worker": 0},
+        {"t": 13.0, "kind": "asleep", "worker": 4}, {"t": 15.0, "kind": "instance_released", "worker": 4},
+    ]  # worker 0 has died and come back: it counts all along
+    bill = billed(log=log)
+    assert bill.awake is not None and bill.awake.device_s(bill.duration_s) == bill.duration_s * 4 + 10.0
+
+
 def test_the_optimum_is_found_where_no_placement_meets_the_bound() -> None:
     found = run(log=[], config=CONFIG, num_requests=5)
     for row in found.requests_detail or []:

@@ -71,6 +71,24 @@ def test_other_decisions() -> None:
     assert decisions[1].at_s == 3.75 and decisions[2].outcome == {"need_over_after_s": 2.0}
 
 
+def test_processes_that_come_and_go() -> None:
+    log = [
+        {"t": 1.0, "kind": "instance_asked", "worker": 2, "predicted_s": 2.0},
+        {"t": 1.5, "kind": "instance_waits", "worker": 2, "reason": "no host has room", "waits_s": 0.5},
+        {"t": 4.0, "kind": "worker_joined", "worker": 2, "life": 1},
+        {"t": 5.0, "kind": "woken", "worker": 2, "ms": 900.0, "start_ms": 3000.0},
+        {"t": 9.0, "kind": "instance_released", "worker": 2, "reason": "it has slept for 3 s", "left": 2},
+        {"t": 11.0, "kind": "instance_asked", "worker": 2, "predicted_s": 3.0},
+        {"t": 17.0, "kind": "instance_given_up", "worker": 2, "reason": "nothing needs it", "after_s": 6.0},
+    ]
+    first, released, second, given_up = decisions_of(run(log=log))
+    assert [first.kind, released.kind] == ["start instance", "release instance"]
+    assert first.workers == (2,) and first.predicted == {"predicted_s": 2.0}
+    assert first.outcome == {"waited_for": "no host has room", "serves_after_s": 4.0, "start_ms": 3000.0}
+    assert released.outcome == {"asked_for_again_after_s": 2.0} and released.inputs["left"] == 2
+    assert second.outcome == {"given_up_after_s": 6.0} and given_up.kind == "give up start"
+
+
 @pytest.mark.parametrize(("name", "value", "shown"), [
     ("memory_wait_s", 3.0, "memory wait 3 s"), ("remap_ms", 2.0, "remap 2 ms"), ("ms", 2.0, "2 ms"),
     ("freed_bytes", 3 << 20, "freed bytes 3 MiB"), ("bytes_to_kv", 1 << 20, "bytes to kv 1 MiB"),

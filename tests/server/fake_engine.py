@@ -65,6 +65,7 @@ class FakeEngine:
         self.engine_state: EngineState = "ready"
         self.loading_left_s: float | None = None
         self.dead_workers: set[int] = set()
+        self.waits: dict[int, str] = {}
         self.sleep = ["awake", "awake"]
         self.num_unplaced = 0
         self.own_products: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
@@ -176,7 +177,7 @@ class FakeEngine:
         groups = [group] if self.has_groups else []
         return EngineSnapshot(
             self.engine_state, 16, groups, workers, counters, num_unplaced=self.num_unplaced, troubles=self.troubles,
-            checkpoint_lag_blocks=6, slo=self.slo, gauges=self.gauges,
+            checkpoint_lag_blocks=6, slo=self.slo, gauges=self.gauges, waits=self.waits,
             own_products=self.own_products[0], products_of_some=self.own_products[1],
         )
 

@@ -195,6 +195,13 @@ async def test_what_the_page_is_told(client_of, clock):
         assert (second["ttft"], second["tokens_per_s"]) == ([0.5, 0.5, 1], 15.0)
         assert [each["state"] for each in second["instances"]] == ["asleep", "dead"]
         assert [said["rung"] for said in second["at_work"]] == ["sleep", "recover"]
+        engine.sleep = ["unprovisioned", "starting"]
+        engine.dead_workers, engine.waits = {0, 1}, {1: "no host has room"}
+        clock.now_ns += 2 * S
+        third = (await client.get("/console/data")).json()
+        assert [each["state"] for each in third["instances"]] == ["unprovisioned", "starting"]
+        (said,) = third["at_work"]
+        assert (said["rung"], said["why"]) == ("scale", "no host has room")
 
 
 async def test_events_come_once_and_are_bounded(client_of, clock):

@@ -111,6 +111,23 @@ async def test_without_a_control_there_are_no_such_routes(app_client):
     assert (await app_client.post("/sleep")).status_code == 404
 
 
+async def test_health_and_metrics_say_which_instances_have_no_process(app_client, app_engine):
+    app_engine.sleep, app_engine.dead_workers = ["awake", "unprovisioned"], {1}
+    app_engine.gauges = {"instances_provisioned": 1, "instances_wanted": 1}
+    health = (await app_client.get("/health")).json()
+    assert health["workers"] == {"alive": 1, "total": 1} and not health["degraded"] and "asleep" not in health
+    assert health["instances"] == {"provisioned": 1, "starting": [], "unprovisioned": [1]}
+    text = (await app_client.get("/metrics")).text
+    assert 'jettison:worker_alive{model_name="fake",worker="0"} 1.0' in text
+    assert 'jettison:worker_alive{model_name="fake",worker="1"}' not in text, "0 would be an alarm"
+    assert 'jettison:instances_provisioned{model_name="fake"} 1.0' in text
+    assert 'jettison:devices_asleep{model_name="fake"} 0.0' in text
+    app_engine.sleep, app_engine.waits = ["awake", "starting"], {1: "no host has room"}
+    health = (await app_client.get("/health")).json()
+    assert health["instances"]["starting"] == [1] and health["instances"]["waits"] == {"1": "no host has room"}
+    assert not health["degraded"]
+
+
 async def test_health_and_metrics_say_who_sleeps(app_client, app_engine):
     app_engine.sleep = ["asleep", "awake"]
     health = (await app_client.get("/health")).json()

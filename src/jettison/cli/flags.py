@@ -38,6 +38,7 @@ _PANELS = {
     "console": "Console",
     "traces": "Traces",
     "hosts": "Hosts",
+    "scale": "Instances that come and go",
     "": "Workers",
 }
 

@@ -58,7 +58,7 @@ def settle(values: dict[str, Any], look: LookForCards | None) -> tuple[str, ...]
         cards = (look or visible_cards)()
     if values["device"] == "cpu":
         return _settle_processor(values, is_told)
-    num_instances = values["instances"]
+    num_instances = values["max_instances"] or values["instances"]
     if not values["cards"]:
         values["cards"] = tuple(i % len(cards) for i in range(num_instances)) if cards else ()
     elif len(values["cards"]) != num_instances:

@@ -21,6 +21,7 @@ from jettison.config.model import ModelConfig
 from jettison.config.network import ConsoleConfig, CorsConfig, TlsConfig, TracesConfig
 from jettison.config.offline import harvest_parts
 from jettison.config.rungs import uses_host_pool
+from jettison.config.scale import ScaleConfig, settle_scale
 from jettison.config.sections import (
     API_KEY_VARIABLES,
     DEFAULT_MAX_NUM_SEQS,
@@ -66,6 +67,7 @@ class EngineConfig:
     hosts: HostsConfig = field(default_factory=HostsConfig)
     instances: int = config_key(
         1, int_from(1, 1024), "Full copies of the model, each with a worker of its own.", metavar="N")
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
     num_threads: int = config_key(
         None, int_from(1, 1024), "Compute threads of each worker (auto: cores / instances).", metavar="N", unset="auto",
         bare=1)
@@ -132,6 +134,7 @@ class EngineConfig:
             values[name] = _parsed(key, given[name]) if name in given else key.default
         if needs_model and not values["model"]:
             raise ConfigError("no model folder: name MODEL_DIR after the command, or `model: DIR` in --config")
+        settle_scale(values, given)
         notes = settle(values, look_for_cards)
         check_hosts(values)
         _complete(values, num_cores or usable_cores(), given)
@@ -144,6 +147,11 @@ class EngineConfig:
         places = {name: said.place for name, said in given.items() if said.source == "file"}
         return cls(**sections, **own, provenance=MappingProxyType(provenance), places=MappingProxyType(places),
                    notes=notes)
+
+    @property
+    def most_instances(self) -> int:
+        """How many instances there may be at one time."""
+        return self.scale.max_instances or self.instances
 
     def flat(self) -> dict[str, Any]:
         """Key -> value, in the order of ``KEYS``: ``resolve(**config.flat()) == config``, also by way of JSON, where a
@@ -177,6 +185,7 @@ _SECTIONS: dict[str, Callable[..., Any]] = {
     "console": ConsoleConfig,
     "traces": TracesConfig,
     "hosts": HostsConfig,
+    "scale": ScaleConfig,
 }
 
 
@@ -325,7 +334,7 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
         # A dispatcher that counts connections, as a proxy does, sees no queues.
         values["rebalance"] = values["dispatch"] == "freest"
     if values["num_threads"] is None:
-        values["num_threads"] = max(1, num_cores // values["instances"])
+        values["num_threads"] = max(1, num_cores // (values["max_instances"] or values["instances"]))
     if values["max_num_batched_tokens"] is None:
         values["max_num_batched_tokens"] = max(DEFAULT_TOKEN_BUDGET, values["max_num_seqs"] or 0)
     budget = values["max_num_batched_tokens"]

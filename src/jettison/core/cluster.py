@@ -46,6 +46,7 @@ from jettison.core.ports import (
     FinishRequested,
     OfflineStored,
     Record,
+    StartFailed,
     StepAbandoned,
     StepCompleted,
     StepFailed,
@@ -93,13 +94,14 @@ class ClusterCore:
             catch_up=catch_up, catch_up_all=catch_up_all,
         )
         for stages in groups:
-            self.state.form_group(stages)
+            if all(workers[stage.worker_id].is_provisioned for stage in stages):
+                self.state.form_group(stages)
         self.migrations = Migrations(self.state)
         self.recoveries = Recoveries(self.state, groups, self.hosted, self.migrations)
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
         self.sleepers = Sleepers(
             self.state, self.moves, self.recoveries, self.migrations, self.checkpoints, self._why_needed,
-            lambda worker_id: self.ladder.expect_wake(worker_id),
+            lambda worker_id: self.ladder.expect_wake(worker_id), self._note_room,
         )
         self._awake = Awake(self.state, self.moves, self.recoveries, self.sleepers, self._why_too_large)
         self.ladder = Ladder(
@@ -265,6 +267,8 @@ class ClusterCore:
                 return self._on_worker_gone(event, now_ns)
             case WorkersEmpty():
                 return self.recoveries.start_empty(event.worker_ids, now_ns)
+            case StartFailed():
+                return self.sleepers.provisioning.failed(event.worker_id, event.reason, now_ns)
             case OfflineStored():
                 self.state.stored_offline = event.works
                 return []
@@ -378,8 +382,7 @@ class ClusterCore:
 
     def _on_worker_joined(self, event: WorkerJoined, now_ns: int) -> list[Action]:
         actions = self.recoveries.join(event, now_ns)
-        if self.state.workers[event.worker_id].is_asleep:
-            actions += self.sleepers.rejoined(event.worker_id)
+        actions += self.sleepers.joined(event.worker_id, now_ns)
         self._note_room()
         self.unplaced.share_queues()
         self.loads.note_settled((event.worker_id,), now_ns)

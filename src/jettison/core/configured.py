@@ -11,7 +11,7 @@ from jettison.config import EngineConfig
 from jettison.config.offline import harvest_parts
 from jettison.config.sections import OfflineConfig, PackingConfig
 from jettison.core.ladder.lists import parse_overload, with_offline, with_packing, with_wake
-from jettison.core.params import AwakeParams, ClusterParams, FaultParams
+from jettison.core.params import AwakeParams, ClusterParams, FaultParams, ProvisionParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.memory.kvtransfers import ExchangeMode, MigrationKind
@@ -61,9 +61,10 @@ def cluster_params(
     config: EngineConfig, *, num_host_slots: int, profile: HardwareProfile | None = None,
     has_profiled_links: bool = True,
     machine_of: Mapping[WorkerId, MachineId] | None = None,
-    loading_bytes_per_s: float | None = None,
+    loading_bytes_per_s: float | None = None, start_s: float | None = None,
 ) -> ClusterParams:
     """Policies and their numbers. ``num_host_slots``: blocks of one layer's KV that a worker's host pool holds.
+    ``start_s``: seconds that a worker's process takes to start, as far as it is known before any was asked for.
 
     ``machine_of``: each worker's machine, where they are not all in one; ``--machines`` takes precedence.
     """
@@ -108,6 +109,9 @@ def cluster_params(
             ),
         ),
         exchange=ExchangeMode(overload.exchange),
+        provision=ProvisionParams(
+            config.scale.min_instances, None if config.most_instances == config.instances else config.instances, start_s
+        ),
     )
 
 

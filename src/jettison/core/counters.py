@@ -111,6 +111,11 @@ class ClusterCounters:
     num_wakes: int = told("wakes", "Times that an instance was woken.")
     wake_ns: int = told("wake_seconds", "Time from the order to wake until the instance could serve, summed.")
 
+    num_starts: int = told("instance_starts", "Processes of instances that were asked for and have come.")
+    start_ns: int = told(
+        "instance_start_seconds", "Time from asking for an instance's process until it could be filled, summed.")
+    num_releases: int = told("instances_released", "Processes of instances that were given back.")
+
     def note_stall(self, stall_ns: int) -> None:
         """A request runs again."""
         self.num_stalls += 1

@@ -37,8 +37,9 @@ def initial_workers(
     groups: Sequence[Sequence[StagePlan]], shape: ModelShape, limits: SchedulerLimits, params: ClusterParams,
     capacity_blocks: Mapping[WorkerId, int],
 ) -> dict[WorkerId, WorkerState]:
-    """The workers of these groups with the layers of their stages, ``capacity_blocks`` blocks each and no request."""
-    return {
+    """The workers of these groups with the layers of their stages, ``capacity_blocks`` blocks each and no request.
+    Those that are not named by ``params.provision`` have no process yet."""
+    workers = {
         s.worker_id: WorkerState(
             s.worker_id, BlockLedger(capacity_blocks[s.worker_id], limits.block_size),
             capacity_blocks[s.worker_id], LayoutSpec(shape.shards_for(s.layers), s.layers),
@@ -47,3 +48,9 @@ def initial_workers(
         for stages in groups
         for s in stages
     }
+    there = params.provision.at_start or sorted(workers)[: params.provision.num_at_start]
+    for worker_id in workers.keys() - there:
+        worker = workers[worker_id]
+        worker.alive, worker.is_provisioned, worker.is_asleep = False, False, True
+        worker.ledger.clear(0)
+    return workers

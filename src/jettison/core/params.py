@@ -50,6 +50,20 @@ class AwakeParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ProvisionParams:
+    """How many workers have a process."""
+
+    min_instances: int | None = None
+    """Processes that are never given back; None: all of them."""
+    num_at_start: int | None = None
+    """The workers with the lowest ids that have a process from the start; None: all have one."""
+    at_start: frozenset[WorkerId] | None = None
+    """The workers that have one, where they are others: those that have outlived an earlier controller."""
+    start_s: float | None = None
+    """Seconds that a process took to start until it could be filled, before any was asked for; None: not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterParams:
     """Policies and their parameters."""
 
@@ -108,6 +122,7 @@ class ClusterParams:
     the way. Pairs that are not there were not measured; empty: all workers are on one machine."""
     faults: FaultParams = field(default_factory=FaultParams)
     awake: AwakeParams = field(default_factory=AwakeParams)
+    provision: ProvisionParams = field(default_factory=ProvisionParams)
 
     @property
     def step_times(self) -> tuple[HardwareProfile | None, float]:
@@ -134,4 +149,6 @@ class ClusterParams:
             return "the layout at the start"
         if self.swap.num_host_slots != after.swap.num_host_slots:
             return "the size of host pools"
+        if self.provision.num_at_start != after.provision.num_at_start:
+            return "the number of instances at the start"
         return "the profile" if self.profile != after.profile else None

@@ -157,6 +157,13 @@ class WorkerGone(NamedTuple):
     worker_id: WorkerId
 
 
+class StartFailed(NamedTuple):
+    """A process that AskInstance has asked for could not be started, or placed; it is tried again by itself."""
+
+    worker_id: WorkerId
+    reason: str
+
+
 class WorkerFenced(NamedTuple):
     """Answer to FenceWorker."""
 
@@ -192,8 +199,8 @@ class Tick(NamedTuple):
 
 Event = (
     Arrived | CancelRequested | FinishRequested | StepCompleted | StepFailed | StepAbandoned | LayoutOffered
-    | LayoutApplied | CallFailed | ShardLoaded | TransferEnded | WorkerLost | WorkerJoined | WorkerGone | WorkerFenced
-    | WorkersEmpty | OfflineStored | Tick
+    | LayoutApplied | CallFailed | ShardLoaded | TransferEnded | WorkerLost | WorkerJoined | WorkerGone | StartFailed
+    | WorkerFenced | WorkersEmpty | OfflineStored | Tick
 )
 
 
@@ -365,6 +372,20 @@ class FenceWorker(NamedTuple):
     lost_life: int
 
 
+class AskInstance(NamedTuple):
+    """Have a process started for a worker that has none. It starts empty. Answer, in time: WorkerJoined; StartFailed as
+    often as a start fails meanwhile."""
+
+    worker_id: WorkerId
+
+
+class ReleaseInstance(NamedTuple):
+    """End the process of a worker that holds nothing, or give up its start, and its place on its host with it. It has
+    no answer: the worker is over with this action."""
+
+    worker_id: WorkerId
+
+
 class EmitTokens(NamedTuple):
     """One token each for requests that go on. Entry i of ``tokens`` is for the request of entry i of ``states``."""
 
@@ -406,5 +427,5 @@ Transfer = SendKV | SendShard
 
 Action = (
     RunStep | AbandonStep | OfferLayout | ApplyLayout | SendKV | SendShard | LoadShard | KeepShard | CancelTransfer
-    | FenceWorker | EmitTokens | Emit | Record
+    | FenceWorker | AskInstance | ReleaseInstance | EmitTokens | Emit | Record
 )

@@ -69,6 +69,9 @@ class WorkerState:
     """Dead, and will not be started again."""
     is_asleep: bool = False
     """It holds no layers and serves in no group until it is woken (``core.moving.sleeping``)."""
+    is_provisioned: bool = True
+    """It has a process, or had one that died and is started again. One without is dead, and sleeps until it is asked
+    for (``core.moving.provisioning``)."""
     life: int = 0
     """Which life of the worker id; moves and links of older ones do not count."""
     ghosts: dict[RequestId, set[TransferId]] = field(default_factory=dict)
@@ -83,6 +86,11 @@ class WorkerState:
     def can_serve(self) -> bool:
         """Plans may count on its memory."""
         return self.alive and not self.is_asleep
+
+    @property
+    def is_missed(self) -> bool:
+        """It has died awake, and is being started again."""
+        return self.is_provisioned and not (self.alive or self.is_gone or self.is_asleep)
 
     def resident(self, shape: ModelShape) -> LayerRange:
         """Layers whose parameters it holds and may run (a contiguous range)."""

@@ -35,16 +35,18 @@ class WakeForecast(NamedTuple):
     """Other instances serve meanwhile."""
     wait_s: float = 0.0
     """Seconds until the peers with the parameters have ended their present steps: only then do they read requests."""
+    start_s: float | None = 0.0
+    """Seconds that its process takes to start; 0: it has one. None: not known."""
 
 
 def wake_s(wake: WakeForecast) -> float | None:
-    """Seconds of a wake, for as long as no such wake has been measured; None where the rate is not known. A sleeper
-    that has given nothing up is there at once."""
+    """Seconds of a wake, for as long as no such wake has been measured; None where the rate is not known, or how long
+    its process takes to start. A sleeper that has given nothing up is there at once."""
     if not wake.num_bytes:
         return 0.0
-    if not wake.bytes_per_s:
+    if not wake.bytes_per_s or wake.start_s is None:
         return None
-    return max(wake.wait_s, wake.map_s) + wake.num_bytes / wake.bytes_per_s
+    return wake.start_s + max(wake.wait_s, wake.map_s) + wake.num_bytes / wake.bytes_per_s
 
 
 class WakesTaken:
@@ -54,7 +56,8 @@ class WakesTaken:
         self._seconds_per_byte: dict[tuple[WakeSource, bool], float] = {}
 
     def note(self, wake: WakeForecast, took_s: float) -> None:
-        """Note a wake that took ``took_s`` from its order on. The newest one has half of the weight."""
+        """Note a wake that took ``took_s`` from its order on, or from when its process was there. The newest one has
+        half of the weight."""
         if not wake.num_bytes:
             return
         key, newest = (wake.source, wake.is_busy), took_s / wake.num_bytes
@@ -66,13 +69,15 @@ class WakesTaken:
         raw_s = wake_s(wake)
         if not wake.num_bytes:
             return raw_s
+        if wake.start_s is None:
+            return None
         taken = self._seconds_per_byte.get((wake.source, wake.is_busy))
         if taken is None:
             idle = self._seconds_per_byte.get((wake.source, False))
             if not wake.is_busy or idle is None:
                 return raw_s
-            return max(raw_s or 0.0, wake.num_bytes * idle)
-        return wake.num_bytes * taken
+            return max(raw_s or 0.0, wake.start_s + wake.num_bytes * idle)
+        return wake.start_s + wake.num_bytes * taken
 
     def soonest(self, wakes: Collection[WakeForecast]) -> WakeForecast:
         """Of the sources that one sleeper has, the one predicted to end first; the first one where nothing is known."""

@@ -152,18 +152,26 @@ def _capacity_tokens(run: RunResult) -> int | None:
 
 def awake_of(run: RunResult) -> Used | None:
     """Instances over time, less the ones that the log shows asleep; an instance that is being woken has its memory
-    already and counts. None where the run does not record the number of instances."""
+    already and counts, one whose process is being started does not. None where the run does not record the number of
+    instances at its start."""
     num = _num_instances(run)
     if num is None:
         return None
-    times_s, devices, asleep = [0.0], [num], set[int]()
-    for event in run.log("asleep", "waking", "woken"):
-        if event["kind"] == "asleep":
-            asleep.add(event["worker"])
-        else:
-            asleep.discard(event["worker"])
+    times_s, devices, awake = [0.0], [num], set(range(num))
+    asked = set[int]()
+    for event in run.log("asleep", "waking", "woken", "instance_asked", "worker_joined"):
+        kind, worker = event["kind"], event["worker"]
+        if kind == "asleep":
+            awake.discard(worker)
+        elif kind == "instance_asked":
+            asked.add(worker)
+        elif kind != "worker_joined":
+            awake.add(worker)
+        elif worker in asked:  # else it has died awake or asleep, and is as it was
+            asked.discard(worker)
+            awake.add(worker)
         times_s.append(event["t"])
-        devices.append(num - len(asleep))
+        devices.append(len(awake))
     return Used(np.array(times_s), np.array(devices, dtype=np.int64))
 
 

@@ -110,7 +110,8 @@ def _over(value: float | None, base: float | None) -> float | None:
 
 _STORY = {
     "asleep": ("fell asleep", "worker"), "woken": ("woke", "worker"), "drop": ("dropped layers", "workers"),
-    "restore_done": ("had them back", "workers"),
+    "restore_done": ("had them back", "workers"), "instance_asked": ("was asked for", "worker"),
+    "instance_released": ("gave its process back", "worker"),
 }
 """Kind of event -> the phrase for its instances, and the field that names them."""
 

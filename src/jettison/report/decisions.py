@@ -24,7 +24,7 @@ _CONTEXT = ("t", "kind", "group", "workers")
 KINDS = (
     "drop", "no drop", "pack", "packed", "restore", "yield", "rebalance", "migrate", "scale out", "recover",
     "pause offline", "give up step", "compute again", "stand still", "stop filling", "sleep", "stay awake", "wake",
-    "wake sleepers", "no wake", "preempt",
+    "wake sleepers", "no wake", "preempt", "start instance", "give up start", "release instance",
 )
 """Kinds of decisions. ``stand still``: no rule let offline work go on; the others are actions."""
 
@@ -257,6 +257,31 @@ def _wake_sleepers(event: Event, log: Sequence[Event], run: RunResult) -> Decisi
     return Decision(event["t"], kind, event.get("group"), workers, _rest(event, *predicted), predicted, outcome)
 
 
+def _start_instance(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    """A process that was asked for: how long it was to take, and took, and why it had to wait."""
+    end = _next_about(log, ("woken", "instance_given_up"), event)
+    waited = _next_about(log, ("instance_waits",), event)
+    outcome: dict[str, Any] = {}
+    if waited is not None and (end is None or waited["t"] <= end["t"]):
+        outcome["waited_for"] = waited.get("reason")
+    if end is not None and end["kind"] == "woken":
+        outcome |= {"serves_after_s": end["t"] - event["t"]} | _pick(end, ("start_ms", "map_ms", "pulled_bytes"))
+    elif end is not None:
+        outcome["given_up_after_s"] = end["t"] - event["t"]
+    predicted = _pick(event, ("predicted_s",))
+    return Decision(
+        event["t"], "start instance", None, (event["worker"],), _rest(event, "worker", *predicted), predicted, outcome
+    )
+
+
+def _give_back(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    """A process that ended, or the start of one, as nothing needs it; when it was wanted again."""
+    kind = "release instance" if event["kind"] == "instance_released" else "give up start"
+    again = _next_about(log, ("instance_asked",), event)
+    outcome = {} if again is None else {"asked_for_again_after_s": again["t"] - event["t"]}
+    return Decision(event["t"], kind, None, (event["worker"],), _rest(event, "worker"), {}, outcome)
+
+
 def _next_about(log: Sequence[Event], kinds: tuple[str, ...], event: Event) -> Event | None:
     """The next record of these kinds about the same worker."""
     later = log[bisect_left(log, event["t"], key=lambda e: e["t"]) :]
@@ -347,7 +372,8 @@ _MAKERS = {
     "step_shed_asked": _shed_rows, "offline_computed_again": _compute_again,
     "offline_stands": _stand_still, "filling_stops": _stop_filling, "pack": _pack, "packed": _packed,
     "falling_asleep": _sleep, "sleep_put_off": _stay_awake, "waking": _wake, "preempted": _preempt,
-    "wake_decided": _wake_sleepers, "wake_declined": _wake_sleepers,
+    "wake_decided": _wake_sleepers, "wake_declined": _wake_sleepers, "instance_asked": _start_instance,
+    "instance_given_up": _give_back, "instance_released": _give_back,
 }
 
 

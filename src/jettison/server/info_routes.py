@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 import jettison
 from jettison.errors import OverCapacityError
+from jettison.live.engine.api import WorkerSnapshot
 from jettison.server.chat_options import chat_options
 from jettison.server.endpoint import check_content_type
 from jettison.server.errors import bad_request, retry_headers
@@ -23,11 +24,21 @@ from jettison.server.paths import same_name
 from jettison.server.prompts import chat_prompt, off_loop
 from jettison.server.state import ServerState, require
 from jettison.server.tools import checked_tools
+from jettison.types import WorkerId
 
 
 def json_response(document: Any, status: int = 200) -> Response:
     """A JSON answer."""
     return Response(encode(document), status, media_type="application/json")
+
+
+def _of_instances(workers: Sequence[WorkerSnapshot], waits: Mapping[WorkerId, str]) -> dict[str, Any]:
+    """Which instances have a process, for ``/health``."""
+    ids = {state: [w.worker_id for w in workers if w.sleep == state] for state in ("starting", "unprovisioned")}
+    told: dict[str, Any] = {"provisioned": sum(w.is_provisioned for w in workers), **ids}
+    if waits:
+        told["waits"] = {str(worker_id): reason for worker_id, reason in sorted(waits.items())}
+    return told
 
 
 class InfoRoutes:
@@ -63,6 +74,8 @@ class InfoRoutes:
         ``recovering``: no group of workers can serve. Requests are still accepted, and wait for a group that is
         recovering. ``asleep``: instances that sleep; where all do, the first request wakes one. ``degraded``: some
         worker is missing, or cannot load its layers, or a front end takes no connections; ``reasons`` gives causes.
+        ``instances``: where some have no process, which these are, and why one that is wanted waits; they are no part
+        of ``workers``.
         """
         status: str = self._state.status
         document = {**self._state.settings.health_details, "status": status, "model": self._state.settings.model_name}
@@ -81,12 +94,15 @@ class InfoRoutes:
         if snapshot.weights is not None:
             document["weights"] = snapshot.weights
         if workers := snapshot.workers:
-            num_alive = sum(worker.alive for worker in workers)
-            document["workers"] = {"alive": num_alive, "total": len(workers)}
+            there = [worker for worker in workers if worker.is_provisioned]
+            num_alive = sum(worker.alive for worker in there)
+            document["workers"] = {"alive": num_alive, "total": len(there)}
+            if len(there) < len(workers):
+                document["instances"] = _of_instances(workers, snapshot.waits)
             asleep = [worker.worker_id for worker in workers if worker.is_asleep]
             if asleep:
                 document["asleep"] = asleep
-            document["degraded"] = num_alive < len(workers) or bool(reasons)
+            document["degraded"] = num_alive < len(there) or bool(reasons)
             can_wake = any(worker.alive and worker.is_asleep for worker in workers)
             if status == "ready" and not can_wake and (num_alive == 0 or not snapshot.groups):
                 status = document["status"] = "recovering"

@@ -207,7 +207,7 @@ def _settings(
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
         write_timeout_s=config.server.write_timeout_s,
         max_upload_bytes=config.server.batch_file_bytes + OVERHEAD_BYTES,
-        max_connections=connection_limit(config.instances, _most_requests(config)),
+        max_connections=connection_limit(config.most_instances, _most_requests(config)),
         serves_offline=config.offline.mode != "none",
         templates=template_settings(config.templates),
         health_details=health_details(assembly),

@@ -77,6 +77,8 @@ _GAUGES = {
     "packing_lost": "Instances and pipelines that requests take because moves were refused.",
     "devices_needed_for_deadlines": "Instances that batches with completion windows take to be done in time.",
     "packing_utilisation": "Part of the KV memory of instances in use that requests hold.",
+    "instances_provisioned": "Instances that have a process.",
+    "instances_wanted": "Those, and those whose process is being started.",
 }
 """Gauges of rungs, exported while there are such rungs."""
 
@@ -367,5 +369,6 @@ class ServerMetrics(Collector):
             ("worker_asleep", "1 while the worker sleeps, its layers given up.", "is_asleep"),
             ("worker_rss_bytes", "Resident memory of the worker's process.", "rss_bytes"),
         ):
-            rows = [((str(worker.worker_id),), float(getattr(worker, attribute))) for worker in workers]
+            told = workers if name != "worker_alive" else [w for w in workers if w.is_provisioned]  # 0 is an alarm
+            rows = [((str(worker.worker_id),), float(getattr(worker, attribute))) for worker in told]
             yield self._labelled(f"jettison:{name}", help_text, ("worker",), rows)

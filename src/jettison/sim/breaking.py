@@ -167,11 +167,21 @@ class Breaking:
                 self._break_link(worker_id, peer, dead=worker_id)
         self._drop_swaps(worker_id)
         worker.die()
+        life = worker.life
         self.num_ahead += 1
-        self._later(detect_s, lambda: self._lost(worker_id, restart_after_s))
+        self._later(detect_s, lambda: self._lost(worker_id, life, restart_after_s))
 
-    def _lost(self, worker_id: WorkerId, restart_after_s: float | None) -> None:
-        self._told_dead[worker_id] = self._cluster.worker(worker_id).life
+    def retire(self, worker_id: WorkerId) -> None:
+        """End a worker that the core has given back: what it still says is not delivered, and its end is not told."""
+        worker = self._cluster.worker(worker_id)
+        worker.die()
+        self._told_dead[worker_id] = worker.life
+
+    def _lost(self, worker_id: WorkerId, life: int, restart_after_s: float | None) -> None:
+        if self._cluster.worker(worker_id).life != life:  # it was given back before its death was seen
+            self.num_ahead -= 1
+            return
+        self._told_dead[worker_id] = life
         self._cluster.handle(ports.WorkerLost(worker_id))
         self._cluster.bubbles.keep_groups(self._cluster.core.groups)
         if restart_after_s is None:

@@ -34,6 +34,7 @@ from jettison.sim.faults import Fault
 from jettison.sim.loop import ARRIVAL, LATE, EventLoop, Scheduled
 from jettison.sim.memory import home_memory
 from jettison.sim.network import Network
+from jettison.sim.provisioning import Starts
 from jettison.sim.setup import ClusterSetup
 from jettison.sim.tasks import FarRows, StepRun
 from jettison.sim.transfers import Transfers
@@ -97,6 +98,9 @@ class SimulatedCluster:
         )
         self._including_now = True
         self.breaking = Breaking(self)
+        self._starts = Starts(self, setup.start_ns)
+        for worker_id in sorted(self._workers)[setup.num_at_start :]:
+            self._workers[worker_id].die()
         self._num_arriving = 0
         self._tick: Scheduled | None = None
         self._next_tick_ns = setup.tick_ns
@@ -176,6 +180,8 @@ class SimulatedCluster:
     def is_at_rest(self) -> bool:
         """Nothing is expected, running or on its way, and no group is merged that would be restored."""
         if self._num_arriving or self.breaking.num_ahead or not self.core.state.is_idle() or self.core.in_transition:
+            return False
+        if not self._starts.is_idle:
             return False
         params = self.core.params
         restores = "restore" in params.rungs and params.auto_restore
@@ -273,6 +279,8 @@ class SimulatedCluster:
                     self._issue(action, arrives_ns)
                 case ports.EmitTokens() | ports.Emit() | ports.Record():
                     told.append(action)
+                case ports.AskInstance() | ports.ReleaseInstance():
+                    self._starts.carry_out(action)
                 case ports.AbandonStep():
                     self._after_hop(action.worker_id, partial(SimWorker.abandon, step_id=action.step_id))
                 case ports.CancelTransfer():

@@ -64,7 +64,7 @@ class ClusterSetup:
     limits: SchedulerLimits
     params: ClusterParams
     num_workers: int
-    """Instances: tensor parallelism is inside the executor and the ports."""
+    """Instances, those included that may be started later: tensor parallelism is inside the executor and the ports."""
     memory: MemorySetup
     profile: HardwareProfile
     """Times of remaps, copies and loads, and how much slower steps are beside others. The *core* knows
@@ -82,11 +82,23 @@ class ClusterSetup:
     """Advance decode steps with nothing to decide in between together. The results are the same."""
     tick_s: float = 0.1
     secret: bytes = b"simulated"
+    start_s: float = 0.0
+    """From asking for a worker's process until it can be filled."""
 
     @property
     def tick_ns(self) -> int:
         """Whole nanoseconds."""
         return round(self.tick_s * NANOSECONDS)
+
+    @property
+    def start_ns(self) -> int:
+        """Whole nanoseconds."""
+        return round(self.start_s * NANOSECONDS)
+
+    @property
+    def num_at_start(self) -> int:
+        """Workers that have a process from the start."""
+        return self.params.provision.num_at_start or self.num_workers
 
 
 def setup_from_profile(

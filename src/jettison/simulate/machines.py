@@ -373,9 +373,15 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         page_bytes = config.memory.page_bytes or page_bytes
     num_slots = num_host_slots(config.memory.host_memory_bytes, machine.shape, limits.block_size)
     _check_books(machine, limits.block_size, num_slots)
+    timing = spec.timing
+    if config.most_instances > config.instances and timing.start_s is None:
+        raise ConfigError(
+            f"variant {variant.name!r}: max_instances needs timing.start_s, the seconds that a process takes to start"
+        )
     params = cluster_params(
         config, num_host_slots=num_slots,
         profile=machine.profile if machine.core_knows_profile and config.profile != "none" else None,
+        start_s=timing.start_s,
     )
     inside = machine.topology.inside
     if params.profile is not None and inside is not None:
@@ -383,12 +389,11 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
     if machine.topology.host is not None:
         # Copy engines work beside the steps: a whole step's time is theirs, as InferCept has it.
         params = replace(params, swap=replace(params.swap, time_share=1.0))
-    timing = spec.timing
     return ClusterSetup(
         shape=machine.shape,
         limits=limits,
         params=params,
-        num_workers=machine.num_instances,
+        num_workers=config.most_instances,
         memory=MemorySetup(
             machine.budget_bytes, machine.workspace_bytes, page_bytes,
             drops_ahead(machine, limits.block_size, page_bytes) if keeps_mappings else None,
@@ -402,6 +407,7 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         piece_ns=None if config.overload.exchange_piece_bytes else MAX_PIECE_NS,
         coordinate_links=config.overload.coordinate_links,
         tick_s=config.overload.check_interval_ms / 1e3,
+        start_s=timing.start_s or 0.0,
     )
 
 

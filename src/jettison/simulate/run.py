@@ -177,7 +177,8 @@ def _config(
         "simulated": True,
         "policy": overload_name(setup.params.rungs, static_pipeline=setup.params.static_pipeline),
         "cluster": {
-            "instances": setup.num_workers,
+            "instances": setup.num_at_start,
+            **({} if setup.num_at_start == setup.num_workers else {"max_instances": setup.num_workers}),
             "memory_bytes": setup.memory.budget_bytes,
             "block_size": setup.limits.block_size,
             "max_num_batched_tokens": setup.limits.max_num_batched_tokens,
@@ -213,7 +214,7 @@ def _fairness(
     setup = cluster.setup
     online = [record for record in clients.records if not record.is_offline]
     mean_tokens, peak_tokens = measured_demand(online or clients.records, workload.duration_s)
-    num, shape = setup.num_workers, setup.shape
+    num, shape = setup.num_at_start, setup.shape
     capacity = _capacity_tokens(setup)
     token_bytes = shape.num_layers * shape.kv_bytes_per_token_layer
     spare_copies = 0 if setup.params.static_pipeline else num - 1
@@ -230,11 +231,12 @@ def _fairness(
 
 
 def _capacity_tokens(setup: ClusterSetup) -> int:
-    """KV tokens of all groups that the cluster starts with: a static pipeline has as many as its poorest stage."""
+    """KV tokens of all groups that the cluster starts with: a static pipeline has as many as its poorest stage. Those
+    that may be started later do not count."""
     memory = setup.memory
     return capacity_tokens(
         setup.shape,
-        initial_groups(range(setup.num_workers), setup.shape, static_pipeline=setup.params.static_pipeline),
+        initial_groups(range(setup.num_at_start), setup.shape, static_pipeline=setup.params.static_pipeline),
         budget_bytes=memory.budget_bytes, workspace_bytes=memory.workspace_bytes, page_bytes=memory.page_bytes,
         block_size=setup.limits.block_size,
     )

@@ -127,6 +127,9 @@ class Timing:
     """From a token's being sampled to the client's seeing it."""
     noise: float = 0.0
     """Standard deviation of the logarithm of a step's time."""
+    start_s: float | None = None
+    """From asking for an instance's process until it can be filled; needed where there may be more than at the start
+    (``settings.max_instances``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,6 +416,7 @@ def _timing(section: Section) -> Timing:
         section.take("command_s", seconds, None), section.take("report_s", seconds, None),
         section.take("step_s", seconds, None), section.take("request_s", seconds, None),
         section.take("response_s", seconds, None), section.take("noise", number(0.0, 2.0), 0.0),
+        section.take("start_s", number(0.0, MAX_ARRIVAL_S), None),
     )
     section.close()
     return timing

@@ -75,6 +75,7 @@ class PretendingSpawner:
         self.handles: list[PretendingHandle] = []
         self.refuses = False
         self.num_emptied = 0
+        self.released = []
         self._folder = None
         self._tasks = []
 
@@ -104,6 +105,9 @@ class PretendingSpawner:
         self.handles.append(handle)
         self._tasks.append(asyncio.create_task(self._live(handle)))
         return handle
+
+    def release(self, worker):
+        self.released.append(worker)
 
     def hosts(self):
         return ["first", "second", "third"]

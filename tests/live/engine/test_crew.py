@@ -136,7 +136,10 @@ class RayStage(FarStage):
 
     def __init__(self, num_workers=2, fate="", **more):
         specs = [spec(i, fate) for i in range(num_workers)]
-        spawner = ray_spawner(specs, address=self.head.address, strategy="pack", lease_s=60.0, worker_command=CHILD)
+        spawner = ray_spawner(
+            specs, address=self.head.address, strategy="pack", lease_s=60.0, worker_command=CHILD,
+            num_at_start=more.get("num_at_start"),
+        )
         Stage.__init__(self, spawner, num_workers, fate, **more)
 
     def is_closed(self):
@@ -406,3 +409,36 @@ async def test_another_that_asks_for_a_certificate_hurts_no_worker():
 async def test_workers_of_one_host_need_no_certificate():
     async with LocalStage(2) as now:
         assert now.crew._authority is None and now.crew._lives[0].token is None
+
+
+async def test_one_that_does_not_begin_with_the_others_comes_later_goes_untold_and_comes_again(stage):
+    async with stage(3, num_at_start=2) as now:
+        assert [ready.worker_id for ready in now.ready] == [0, 1] == list(now.crew.pids)
+        for life in (1, 2):
+            ready = await now.crew.restart(2)
+            assert (ready.worker_id, now.crew.life(2)) == (2, life)
+            await now.answer(2, life)
+            await now.answer(0, 10 + life)
+            handle = now.handle(2)
+            now.crew.retire(2)
+            assert list(now.crew.pids) == [0, 1]
+            async with asyncio.timeout(PATIENCE_S):
+                await handle.ended
+        await now.answer(1, 20)
+        assert now.exits == []
+
+
+async def test_the_place_of_a_retired_worker_is_given_back_once_it_has_ended():
+    async with PretendingStage(2, num_at_start=1) as now:
+        now.crew.retire(1)  # it was never started
+        await now.crew.restart(1)
+        assert now.handle(1).start.spec.starts_empty and not now.handle(0).start.spec.starts_empty
+        now.crew.retire(1)
+        assert now.spawner.released == []
+        async with asyncio.timeout(PATIENCE_S):
+            await now.handle(1).ended
+            while now.spawner.released != [1]:
+                await asyncio.sleep(0)
+        await now.answer(0, 1)
+        forgotten = [c for c in now.handle(0).commands if isinstance(c, m.ForgetPeer)]
+        assert [(c.worker_id, c.life) for c in forgotten] == [(1, 1)]

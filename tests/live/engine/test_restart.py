@@ -88,6 +88,44 @@ async def test_whatever_a_start_raises_is_a_failed_attempt(monkeypatch: pytest.M
     await restarter.close()
 
 
+async def test_a_new_worker_is_tried_until_it_is_there_and_no_dead_one_waits_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jettison.live.engine.restart.MAX_PAUSE_S", 0.1)
+    joined: list[int] = []
+    waits: list[tuple[int, str]] = []
+    has_room, tried = asyncio.Event(), asyncio.Event()
+
+    async def start(worker_id: int) -> m.WorkerReady:
+        if worker_id == 9 and len(waits) < 3:
+            raise WorkerLostError("no room")
+        if worker_id == 9:
+            tried.set()
+            await has_room.wait()
+        return m.WorkerReady(worker_id, 1, 1, 0, "", {})
+
+    def told(worker_id: int, reason: str) -> None:
+        waits.append((worker_id, reason))
+
+    restarter = Restarter(
+        start, lambda r: joined.append(r.worker_id), lambda _: None, told, max_restarts=2, window_s=0.2
+    )
+    restarter.start_new(9)
+    async with asyncio.timeout(PATIENCE_S):
+        await tried.wait()
+        assert waits == [(9, "no room")] * 3, "more often than a dead one may be started again"
+        restarter.worker_lost(0)
+        while joined != [0]:
+            await asyncio.sleep(0.01)
+        restarter.call_off(9)
+        restarter.start_new(9)
+        has_room.set()
+        while joined != [0, 9]:
+            await asyncio.sleep(0.01)
+    restarter.call_off(9)  # it is there: nothing is left to call off
+    await restarter.close()
+
+
 def test_by_default_a_hung_worker_is_found_within_two_seconds() -> None:
     """Its last beat may be read one interval late, and its silence be noticed one more interval late."""
     faults = FaultsConfig()

@@ -68,6 +68,8 @@ def memory(data: Document, width: int = WIDTH) -> Table:
         uses = each["uses"]
         used = sum(uses[name] for name in ("online", "offline", "foreign"))
         state = f"group {each['group']}" if each["state"] == "awake" else str(each["state"])
+        if state == "unprovisioned":
+            state = "no process"
         table.add_row(
             plain(each["id"]), bar(uses, each["budget"], cells), amount(uses["parameters"]), amount(used),
             amount(uses["room"] + uses["cached"]), amount(each["dropped"]), amount(each["budget"]),

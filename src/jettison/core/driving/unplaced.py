@@ -30,7 +30,7 @@ class Unplaced:
         """Since when each unplaced request has been without a group."""
         self.waits_for: WaitsFor = (cluster.unplaced, self._since_ns)
         self._room_tokens: int | None = None
-        """Tokens that memory has for one request; None while no worker is gone for good."""
+        """Tokens that memory has for one request; None while no worker is gone for good and all have a process."""
         self._home_tokens = 0
         """Tokens that one instance has for a request: the bound for an offline one, as no groups merge for it."""
 
@@ -56,14 +56,14 @@ class Unplaced:
 
     def note_room(self, num_blocks: int, num_home_blocks: int) -> None:
         """Note that one request can have ``num_blocks`` now, and ``num_home_blocks`` while nothing merges, which bounds
-        offline requests. Online requests are bounded only while some worker is gone for good."""
-        is_whole = not any(w.is_gone for w in self._cluster.workers.values())
+        offline requests. Online requests are bounded only while some worker is gone for good, or has no process."""
+        is_whole = not any(w.is_gone or not w.is_provisioned for w in self._cluster.workers.values())
         self._room_tokens = None if is_whole else num_blocks * self._cluster.limits.block_size
         self._home_tokens = num_home_blocks * self._cluster.limits.block_size
 
     def cut_to_room(self, state: RequestState) -> str | None:
         """Cut a request's default length to the noted room; return why the request can never be held, None if it can.
-        An online request is neither cut nor refused while no worker is gone for good."""
+        An online request is neither cut nor refused while no worker is gone for good and all have a process."""
         room = self._home_tokens if state.is_offline else self._room_tokens
         if room is None:
             return None
@@ -105,11 +105,12 @@ def max_request_blocks(
     capacity.
 
     Dead workers count unless they are gone for good: requests can wait for them. So do sleeping workers, as a request
-    that needs them wakes them; the workers ``without`` do not. A home of several (a static pipeline) that has lost a
+    that needs them wakes them; workers without a process do not, since a place for one may not be found, nor do the
+    workers ``without``. A home of several (a static pipeline) that has lost a
     member is not formed again. 0 where no home is left.
     """
     shape, workers_of = cluster.shape, cluster.workers
-    missing = {w.worker_id for w in workers_of.values() if w.is_gone}.union(without)
+    missing = {w.worker_id for w in workers_of.values() if w.is_gone or not w.is_provisioned}.union(without)
     whole = [home for home in homes if not any(s.worker_id in missing for s in home)]
     workers = [workers_of[s.worker_id] for home in whole for s in home]
     if not workers:

@@ -1,12 +1,19 @@
-"""Scale out: more instances are asked for when no rung below can get the memory that is needed.
+"""Scale: instances that are not needed give their processes back, and more are asked for from outside when no rung
+below can get the memory that is needed.
 
-They are asked for once, however many groups are short of memory, until none has been short for a while; serving goes on
-meanwhile. A merged group whose demand goes on rising towards its capacity asks as well.
+An instance without a process is a sleeper that takes longer to wake: the rung ``wake`` decides when it is worth it, by
+the same forecast and prices, and hears first of memory that a drop could not get (``core.moving.provisioning`` asks for
+the process). Here is decided when a sleeper's process ends, so that ``--min-instances`` are left, and when a start
+that nothing needs any more is given up.
+
+Where all instances that there may be are in use, more are asked for from outside: once, however many groups are short
+of memory, until none has been short for a while; serving goes on meanwhile. A merged group whose demand goes on rising
+towards its capacity asks as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from jettison.core.ladder.dropplans import block_bytes
@@ -14,6 +21,7 @@ from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
+from jettison.policy.provisioning import IdleProcess, choose_released, is_given_up
 from jettison.types import NANOSECONDS, GroupId
 
 
@@ -47,8 +55,8 @@ class _Rise:
 
 @register
 class ScaleRung(Rung):
-    """Asks for more instances from outside, with at most one open request (an episode). It starts no mechanism: a
-    record tells of it."""
+    """Gives processes of sleepers back, and asks for more instances from outside, with at most one open request (an
+    episode): a record tells of it, and starts nothing."""
 
     name = "scale"
     is_word = False
@@ -64,6 +72,8 @@ class ScaleRung(Rung):
         self._missing_bytes = 0
         """Most bytes missing at once in the open episode; 0 without one."""
         self._rises: dict[GroupId, _Rise] = {}
+        self._busy_ns = 0
+        """When a tick last found no instance without any request, or a request that memory kept out."""
 
     @property
     def is_open(self) -> bool:
@@ -71,8 +81,19 @@ class ScaleRung(Rung):
         return self._needed_ns is not None
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """No calm on ticks while instances are asked for, as a tick may end that; else calm without end."""
-        return Calm(0 if moment is Moment.TICK and self.is_open else None)
+        """No calm on ticks while instances are asked for, as a tick may end that, nor while a process may be given
+        back; else calm without end."""
+        may_decide = self.is_open or self.means.sleepers.provisioning.starting or self._idle(0)
+        return Calm(0 if moment is Moment.TICK and may_decide else None)
+
+    def gauges(self) -> Mapping[str, float]:
+        """How many instances have a process, and how many are to have one; empty where all have one for good."""
+        provisioning = self.means.sleepers.provisioning
+        if provisioning.least == len(self.means.state.workers):
+            return {}
+        return {
+            "instances_provisioned": provisioning.num_provisioned, "instances_wanted": provisioning.num_wanted
+        }
 
     def num_scale_outs(self) -> int:
         """How many times more instances have been asked for."""
@@ -116,11 +137,52 @@ class ScaleRung(Rung):
         return self.means.tell_unmet(offer.groups[0], offer.missing_bytes, offer.why, now_ns)
 
     def leave(self, now_ns: int) -> list[Action]:
-        """End the episode once no memory has been missing for a while; return the record of that, else nothing."""
-        if self._needed_ns is None or now_ns - self._needed_ns < self.params.clear_s * NANOSECONDS:
+        """End the episode once no memory has been missing for a while, and give back processes that are not needed;
+        return the records and actions."""
+        if self._needed_ns is None:
+            return self._give_back(now_ns)
+        self._busy_ns = now_ns
+        if now_ns - self._needed_ns < self.params.clear_s * NANOSECONDS:
             return []
         self._needed_ns, self._missing_bytes = None, 0
         return [Record("scale_out_over", now_ns, {})]
+
+    def _idle(self, now_ns: int) -> list[IdleProcess]:
+        """The sleepers whose process could be given back, as far as ``--min-instances`` allows any."""
+        sleepers = self.means.sleepers
+        provisioning = sleepers.provisioning
+        if provisioning.num_wanted <= provisioning.least:
+            return []
+        return [
+            IdleProcess(worker_id, (now_ns - since_ns) / NANOSECONDS)
+            for worker_id, since_ns in sleepers.slept_ns.items()
+        ]
+
+    def _has_idle(self) -> bool:
+        """Whether an instance serves no request at all, and memory keeps none out elsewhere."""
+        state = self.means.state
+        if self.means.loads.kept_out or state.unplaced:
+            return False
+        return any(not group.queues.all_requests() for group in state.groups.values())
+
+    def _give_back(self, now_ns: int) -> list[Action]:
+        """End processes of workers that have slept for long, and give up starts that take long and that nothing needs;
+        return the records and actions."""
+        sleepers, actions = self.means.sleepers, list[Action]()
+        provisioning = sleepers.provisioning
+        if not provisioning.starting or not self._has_idle():
+            self._busy_ns = now_ns
+        calm_s = (now_ns - self._busy_ns) / NANOSECONDS
+        for worker_id, since_ns in list(provisioning.starting.items()):
+            if is_given_up((now_ns - since_ns) / NANOSECONDS, calm_s, provisioning.start_s):
+                actions += sleepers.release(worker_id, now_ns, f"an instance has had nothing to do for {calm_s:.3g} s")
+        workers = self.means.state.workers
+        may = [each for each in self._idle(now_ns) if provisioning.why_held(workers[each.worker_id]) is None]
+        for worker_id in choose_released(may, provisioning.num_wanted, provisioning.least, provisioning.start_s):
+            if sleepers.why_not_release(worker_id) is None:  # else a request needs it
+                slept_s = (now_ns - sleepers.slept_ns[worker_id]) / NANOSECONDS
+                actions += sleepers.release(worker_id, now_ns, f"it has slept for {slept_s:.3g} s")
+        return actions
 
     def _missing_blocks(self, group: Group, now_ns: int) -> int:
         """Blocks that a merged group's demand will lack at the horizon; 0: none, or its demand has not risen for long

@@ -158,6 +158,7 @@ class Recoveries:
         touched |= {end for pending in transfers for end in pending.ends}
         touched |= {w for g in broken.values() for w in g.worker_ids}
         self._bury(dead)
+        cluster.counters.num_worker_losses += 1
         requests = [s for g in broken.values() for s in self._break_up(g, worker_id)]
         self._hosted.lose_pool(worker_id)
         touched |= {w.worker_id for w in cluster.workers.values() if w.ghosts}
@@ -194,8 +195,14 @@ class Recoveries:
         if (recovery := self.by_worker.pop(dead.worker_id, None)) is not None:
             recovery.abandon()
         self._fences = {call: f for call, f in self._fences.items() if f.survivor != dead.worker_id}
-        self._cluster.counters.num_worker_losses += 1
         self._cluster.num_roster_changes += 1
+
+    def retire(self, worker_id: WorkerId) -> list[Action]:
+        """Take out a worker that sleeps and holds nothing, whose process is about to end; return what fences it off
+        from its peers. It is no loss."""
+        worker = self._cluster.workers[worker_id]
+        self._bury(worker)
+        return self._fence(worker)
 
     def _break_up(self, group: Group, dead: WorkerId) -> list[RequestState]:
         """Dissolve a group; return its requests, which become unplaced, except those that had ended already. A member's
@@ -286,7 +293,7 @@ class Recoveries:
         self._cluster.changes.reshaped += 1
         if not worker.is_asleep:
             self._recovery_of(event.worker_id, now_ns).phase = RecoveryPhase.FILL
-        self._cluster.counters.num_worker_joins += 1
+        self._cluster.counters.num_worker_joins += worker.is_provisioned
         self._cluster.num_roster_changes += 1
         return [Record("worker_joined", now_ns, {"worker": event.worker_id, "life": event.life})]
 
@@ -310,6 +317,13 @@ class Recoveries:
         recovery = self._recovery_of(worker_id, now_ns)
         recovery.phase, recovery.end = RecoveryPhase.MAP, "woken"
         recovery.is_loaded, recovery.on_end = is_loaded, on_end
+
+    def fill_woken(
+        self, worker_id: WorkerId, *, is_loaded: bool, on_end: Callable[[WorkerId, int], dict[str, object]]
+    ) -> None:
+        """Have a worker whose process was asked for, and has just joined, be filled as a sleeper that is woken."""
+        recovery = self.by_worker[worker_id]
+        recovery.end, recovery.is_loaded, recovery.on_end = "woken", is_loaded, on_end
 
     def come_home(self, worker_id: WorkerId, now_ns: int) -> None:
         """Begin to bring home a worker that a restore has left over, alive and in no group."""

@@ -9,7 +9,8 @@ that is awake and is to stay so (a group has one copy together, so any of its me
 copy, which level 1 makes. The disk does not count. Peers may die while a worker sleeps: then the host copy fills it or,
 without one, the model folder.
 
-A worker that dies while it sleeps, or is about to, comes back asleep: its new process gives up what it has mapped.
+A worker that dies while it sleeps, or is about to, comes back asleep: its new process gives up what it has mapped. One
+that sleeps may give its process up, too (``core.moving.provisioning``): to wake it is to ask for another.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.leaving import Leaving, LeavingPhase
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
+from jettison.core.moving.provisioning import Provisioning
 from jettison.core.moving.recovering import Recoveries
 from jettison.core.moving.relayout import RETRY_NS, Relayout
 from jettison.core.ports import Action, Record
@@ -47,6 +49,10 @@ class SleepState(StrEnum):
     EMPTYING = "emptying"
     ASLEEP = "asleep"
     WAKING = "waking"
+    UNPROVISIONED = "unprovisioned"
+    """It has no process."""
+    STARTING = "starting"
+    """A process was asked for, and is not there yet."""
 
 
 class Expected(NamedTuple):
@@ -67,6 +73,8 @@ class Woken:
     worker_id: WorkerId
     expected: Expected | None
     took_ns: int
+    start_ns: int = 0
+    """Of that until its process was there; 0: it had one."""
 
 
 class Sleepers:
@@ -75,18 +83,24 @@ class Sleepers:
     def __init__(
         self, cluster: ClusterState, moves: Moves, recoveries: Recoveries, migrations: Migrations,
         checkpoints: Checkpoints, why_needed: Callable[[Collection[WorkerId]], str | None],
-        predict: Callable[[WorkerId], Expected | None],
+        predict: Callable[[WorkerId], Expected | None], note_room: Callable[[], None],
     ) -> None:
         """``why_needed``: why some request could not be held without these workers; None: there is no such request.
-        ``predict``: how long a wake will take, where its order does not say; None: not known."""
+        ``predict``: how long a wake will take, where its order does not say; None: not known. ``note_room``: called
+        when memory has gone that requests could count on."""
         self._cluster = cluster
         self._moves = moves
         self._recoveries = recoveries
         self._migrations = migrations
         self._checkpoints = checkpoints
         self._why_needed = why_needed
-        self.asleep: set[WorkerId] = set()
-        """Sleeping workers, including dead ones and ones that are still emptying their layout."""
+        self._note_room = note_room
+        self.provisioning = Provisioning(cluster)
+        self.asleep: set[WorkerId] = {w.worker_id for w in cluster.workers.values() if w.is_asleep}
+        """Sleeping workers, including dead ones, ones without a process and ones that are still emptying their
+        layout."""
+        self.slept_ns: dict[WorkerId, int] = {}
+        """Since when each sleeper's layout has been empty."""
         self._emptying: dict[WorkerId, Relayout] = {}
         self.waits_for: WaitsFor = (self._emptying,)
         self._to_wake: set[WorkerId] = set()
@@ -99,6 +113,8 @@ class Sleepers:
         self.predict = predict
         self._asked: dict[WorkerId, tuple[int, Expected | None]] = {}
         """Workers that are being woken: since when, and the prediction."""
+        self._start_ns: dict[WorkerId, int] = {}
+        """Of those, how long the start of the process took that was asked for."""
         self.woken: deque[Woken] = deque(maxlen=64)
         """Wakes that are over; the reader that learns from them takes them out."""
 
@@ -121,11 +137,11 @@ class Sleepers:
 
     @property
     def can_wake(self) -> list[WorkerId]:
-        """The workers that can be woken: first those on their way to sleep, which serve on at once, and dead ones
-        last."""
+        """The workers that can be woken: first those on their way to sleep, which serve on at once, then those that
+        live, dead ones, and last those without a process."""
         workers = self._cluster.workers
         sleepers = [w for w in self.asleep - self._to_wake if not workers[w].is_gone]
-        return self.leaving + sorted(sleepers, key=lambda w: (not workers[w].alive, w))
+        return self.leaving + sorted(sleepers, key=lambda w: (not workers[w].is_provisioned, not workers[w].alive, w))
 
     @property
     def is_waking(self) -> bool:
@@ -135,8 +151,9 @@ class Sleepers:
 
     @property
     def waking(self) -> list[WorkerId]:
-        """The workers that are being woken, in order; empty: none."""
-        return sorted(self._to_wake | {w for w, r in self._recoveries.by_worker.items() if r.end == "woken"})
+        """The workers that are being woken, in order, those whose process is being started included; empty: none."""
+        filled = {w for w, r in self._recoveries.by_worker.items() if r.end == "woken"}
+        return sorted(self._to_wake | filled | self.provisioning.starting.keys())
 
     def expected_ns(self, worker_id: WorkerId) -> int | None:
         """The time (ns) at which a worker that is being woken is predicted to serve; None: not known, or it is not
@@ -152,6 +169,10 @@ class Sleepers:
 
     def state_of(self, worker_id: WorkerId) -> SleepState:
         """A worker's state between serving and sleep."""
+        if worker_id in self.provisioning.starting:
+            return SleepState.STARTING
+        if not self._cluster.workers[worker_id].is_provisioned:
+            return SleepState.UNPROVISIONED
         if worker_id in self.asleep:
             return SleepState.EMPTYING if worker_id in self._emptying else SleepState.ASLEEP
         if worker_id in self.leaving:
@@ -180,6 +201,8 @@ class Sleepers:
             worker, groups = self._cluster.workers[worker_id], self._cluster.groups_of[worker_id]
             if worker.is_asleep or worker_id in self.leaving:
                 return f"worker {worker_id} is asleep already, or about to be"
+            if worker_id in self.provisioning.starting:
+                return f"the process of worker {worker_id} is still being started"
             if not worker.alive:
                 return f"worker {worker_id} is dead"
             if worker_id in self._moves.moving_workers():
@@ -239,7 +262,8 @@ class Sleepers:
         return actions
 
     def wake(self, worker_id: WorkerId, now_ns: int, expected: Expected | None = None) -> list[Action]:
-        """Have a worker serve again, at once where it has not left yet; return the actions. ``expected``: the
+        """Have a worker serve again, at once where it has not left yet, else with a process that is asked for where it
+        has none; return the actions. ``expected``: the
         prediction that the order is based on. Raises ValueError for a worker that does not sleep."""
         worker = self._cluster.workers[worker_id]
         for leaving in self._moves.leavings:
@@ -256,9 +280,12 @@ class Sleepers:
         return self._wake(worker_id, now_ns)
 
     def _wake(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
-        """Begin to wake a worker with an empty layout; return the record. A dead one is only no sleeper any more."""
+        """Begin to wake a worker with an empty layout; return the record. A dead one is only no sleeper any more, and
+        one without a process is filled when it has one (``joined``)."""
         worker = self._cluster.workers[worker_id]
         self._note(worker, is_asleep=False)
+        if not worker.is_provisioned:
+            return self.provisioning.ask(worker, now_ns)
         _, expected = self._asked.get(worker_id, (now_ns, None))
         if worker.alive:  # a dead worker's home is formed when it is back
             is_loaded = expected is not None and expected.is_loaded
@@ -270,11 +297,26 @@ class Sleepers:
             fields |= {"source": expected.source, "predicted_s": expected.seconds}
         return [Record("waking", now_ns, fields)]
 
+    def joined(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
+        """Go on with a worker that has come back: one that slept empties its layout, one whose process was asked for is
+        filled as any that is woken. Returns the actions."""
+        worker = self._cluster.workers[worker_id]
+        if worker_id in self.provisioning.starting:
+            self._start_ns[worker_id] = self.provisioning.joined(worker, now_ns)
+            _, expected = self._asked.get(worker_id, (now_ns, None))
+            is_loaded = expected is not None and expected.is_loaded
+            self._recoveries.fill_woken(worker_id, is_loaded=is_loaded, on_end=self._served)
+            return []
+        return self._empty(worker_id) if worker.is_asleep else []
+
     def _served(self, worker_id: WorkerId, now_ns: int) -> dict[str, object]:
         """Note that a wake is over, for the reader that learns from it; return fields for the record."""
         asked_ns, expected = self._asked.pop(worker_id, (now_ns, None))
-        self.woken.append(Woken(worker_id, expected, now_ns - asked_ns))
+        start_ns = self._start_ns.pop(worker_id, 0)
+        self.woken.append(Woken(worker_id, expected, now_ns - asked_ns, start_ns))
         fields: dict[str, object] = {"since_order_ms": (now_ns - asked_ns) / 1e6}
+        if start_ns:
+            fields["start_ms"] = start_ns / 1e6
         if expected is not None and expected.seconds is not None:
             fields["predicted_ms"] = 1e3 * expected.seconds
         return fields
@@ -282,6 +324,7 @@ class Sleepers:
     def _note(self, worker: WorkerState, *, is_asleep: bool) -> None:
         """Note whether a worker sleeps, and that other workers may serve than before."""
         worker.is_asleep = is_asleep
+        self.slept_ns.pop(worker.worker_id, None)
         self._cluster.num_roster_changes += 1
         (self.asleep.add if is_asleep else self.asleep.discard)(worker.worker_id)
 
@@ -314,17 +357,42 @@ class Sleepers:
         self._note(worker, is_asleep=True)
         return self._empty(worker.worker_id)
 
-    # --- deaths -----------------------------------------------------------------------------------------------
+    # --- without a process ------------------------------------------------------------------------------------
 
-    def rejoined(self, worker_id: WorkerId) -> list[Action]:
-        """Begin to empty the layout of a worker that slept when it died, and is back with the shards of its home mapped
-        and empty; return the actions."""
-        return self._empty(worker_id)
+    def why_not_release(self, worker_id: WorkerId) -> str | None:
+        """Why a worker's process cannot be ended now, in words; None: it can. It must sleep for good, with nothing left
+        at it, and no accepted request may need its memory."""
+        worker = self._cluster.workers[worker_id]
+        if self.state_of(worker_id) is not SleepState.ASLEEP or worker_id in self._to_wake:
+            return f"worker {worker_id} does not sleep"
+        if not worker.alive:
+            return f"worker {worker_id} is dead"
+        if worker_id in self._recoveries.by_worker:
+            return f"worker {worker_id} is in recovery"
+        return self.provisioning.why_held(worker) or self._why_needed([worker_id])
+
+    def release(self, worker_id: WorkerId, now_ns: int, reason: str) -> list[Action]:
+        """End the process of a worker that sleeps, or give up the start of one; return the record and the actions.
+        Raises ValueError where ``why_not_release`` says so."""
+        worker = self._cluster.workers[worker_id]
+        if worker_id in self.provisioning.starting:
+            self._note(worker, is_asleep=True)
+            self._asked.pop(worker_id, None)
+            return self.provisioning.give_up(worker_id, reason, now_ns)
+        if (why := self.why_not_release(worker_id)) is not None:
+            raise ValueError(why)
+        self.slept_ns.pop(worker_id, None)
+        actions = self.provisioning.release(worker, self._recoveries.retire(worker_id), reason, now_ns)
+        self._note_room()
+        return actions
+
+    # --- deaths -----------------------------------------------------------------------------------------------
 
     def lost(self, worker_id: WorkerId, *, was_leaving: bool) -> None:
         """Note that a worker is dead. One that was on its way to sleep has nothing left to leave, and sleeps."""
         self._emptying.pop(worker_id, None)
         self._asked.pop(worker_id, None)
+        self._start_ns.pop(worker_id, None)
         worker = self._cluster.workers[worker_id]
         self._note(worker, is_asleep=(worker.is_asleep or was_leaving) and worker_id not in self._to_wake)
         self._to_wake.discard(worker_id)
@@ -357,6 +425,7 @@ class Sleepers:
         actions."""
         actions: list[Action] = []
         if self._cluster.workers[worker_id].layout == EMPTY:
+            self.slept_ns[worker_id] = now_ns
             took_ns = now_ns - self._since_ns.pop(worker_id, now_ns)
             self._cluster.counters.num_sleeps += 1
             self._cluster.counters.sleep_ns += took_ns
@@ -381,3 +450,4 @@ class Sleepers:
                 assert not self._cluster.groups_of[worker.worker_id], f"{worker} sleeps, and is in a group"
                 assert worker.worker_id not in self._recoveries.by_worker
         assert self._to_wake <= self._emptying.keys()
+        self.provisioning.check()

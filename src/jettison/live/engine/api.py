@@ -15,7 +15,7 @@ from jettison.core.observing import NO_OFFLINE, OfflineGauges
 from jettison.core.ports import Record, StoredWork
 from jettison.core.requests import RequestState
 from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
-from jettison.types import FinishReason, Request, RequestId, SampledToken, TokenLogprobs
+from jettison.types import FinishReason, Request, RequestId, SampledToken, TokenLogprobs, WorkerId
 
 EngineState = Literal["loading", "ready", "draining", "failed"]
 
@@ -114,12 +114,17 @@ class WorkerSnapshot:
     """Of its host pool, outside the budget."""
     host_used_bytes: int = 0
     sleep: str = "awake"
-    """awake, leaving, emptying, asleep or waking."""
+    """awake, leaving, emptying, asleep or waking; unprovisioned or starting: it has no process (yet)."""
 
     @property
     def is_asleep(self) -> bool:
-        """It serves nothing, and nothing that it has begun will make it."""
+        """It serves nothing, and nothing that it has begun will make it. It has a process."""
         return self.sleep in ("emptying", "asleep")
+
+    @property
+    def is_provisioned(self) -> bool:
+        """It has a process, or had one that has died and is started again."""
+        return self.sleep not in ("unprovisioned", "starting")
 
 
 @dataclass(slots=True)
@@ -158,6 +163,8 @@ class EngineSnapshot:
     """Those of them that other workers leave to the library: bits may change where a request moves."""
     wakes_s: tuple[float, ...] = ()
     """What waking each sleeper that may be woken would take, the soonest first."""
+    waits: Mapping[WorkerId, str] = field(default_factory=dict)
+    """Instances whose processes were asked for and could not be started yet: why."""
 
     @property
     def num_waiting(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -96,8 +96,11 @@ class Assembly:
 
     @property
     def parameter_bytes(self) -> int:
-        """What all workers together read at the start."""
-        shards, specs = self.shape.shard_bytes, self.worker_specs
+        """What the workers that begin at the start read together."""
+        return self._parameter_bytes_of(self.worker_specs[: self.config.instances])
+
+    def _parameter_bytes_of(self, specs: Sequence[WorkerSpec]) -> int:
+        shards = self.shape.shard_bytes
         layers = [self.shape.all_layers if spec.layers is None else LayerRange(*spec.layers) for spec in specs]
         return sum(shards[shard] for part in layers for shard in self.shape.shards_for(part))
 
@@ -183,11 +186,12 @@ class Assembly:
                 ) from error
 
     def _check_machine(self) -> None:
-        """Raise BudgetError where the processes and parameters do not fit into this machine's memory; warn of less."""
+        """Raise BudgetError where the processes and parameters of all instances that there may be do not fit into this
+        machine's memory; warn of less."""
         specs = self.worker_specs
         is_hosted = specs[0].back_end == HOST  # else all but the host memory is a card's
         budget_bytes = sum(spec.host_bytes + is_hosted * spec.memory_bytes for spec in specs)
-        wanted = Wanted(len(specs), budget_bytes, is_hosted * self.parameter_bytes)
+        wanted = Wanted(len(specs), budget_bytes, is_hosted * self._parameter_bytes_of(specs))
         limit = memory_limit()
         if (complaint := wanted.complaint(limit)) is not None:
             raise BudgetError(complaint)
@@ -214,16 +218,21 @@ class Assembly:
     def build_core(
         self, capacity_blocks: Mapping[WorkerId, int], secret: bytes, profile: HardwareProfile | None = None,
         machine_of: Mapping[WorkerId, MachineId] | None = None, *, has_profiled_links: bool = True,
-        loading_bytes_per_s: float | None = None,
+        loading_bytes_per_s: float | None = None, start_s: float | None = None,
     ) -> ClusterCore:
-        """A core over workers that have reported their capacity. ``machine_of``: where they are not all in one.
-        ``has_profiled_links``: theirs are such as were profiled, which is shared memory."""
+        """A core over workers that have reported their capacity, and those that may be started later, which get the
+        least of it. ``machine_of``: where they are not all in one. ``has_profiled_links``: theirs are such as were
+        profiled, which is shared memory. ``start_s``: what a process took to start, without what it read."""
         slots = num_host_slots(self.worker_specs[0].host_bytes, self.shape, self.limits.block_size)
         params = cluster_params(
             self.config, num_host_slots=slots, profile=profile, machine_of=machine_of,
-            has_profiled_links=has_profiled_links, loading_bytes_per_s=loading_bytes_per_s,
+            has_profiled_links=has_profiled_links, loading_bytes_per_s=loading_bytes_per_s, start_s=start_s,
         )
-        return ClusterCore(self.shape, self.limits, params, capacity_blocks, secret)
+        if len(capacity_blocks) < len(self.worker_specs):
+            params = replace(params, provision=replace(params.provision, at_start=frozenset(capacity_blocks)))
+        least = min(capacity_blocks.values())
+        of_all = {spec.worker_id: capacity_blocks.get(spec.worker_id, least) for spec in self.worker_specs}
+        return ClusterCore(self.shape, self.limits, params, of_all, secret)
 
 
 def assemble(config: EngineConfig, processor: Processor | None = None) -> Assembly:
@@ -261,7 +270,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
     memory = config.memory
     sizes = PageSizes.of(shape, memory.block_size, memory.page_bytes or DEFAULT_PAGE_BYTES)
     ladder = parse_overload(config.overload.policy)
-    layers = _layers_of_workers(config.instances, shape, static_pipeline=ladder.static_pipeline)
+    layers = _layers_of_workers(config.most_instances, shape, static_pipeline=ladder.static_pipeline)
     spec = WorkerSpec(
         worker_id=0,
         model_dir=str(model_dir),
@@ -276,7 +285,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
         kernels=kernels,
         load_format=str(config.model.load_format),
         tokenizer_dir=config.model.tokenizer,
-        num_threads=config.num_threads or max(1, usable_cores() // config.instances),
+        num_threads=config.num_threads or max(1, usable_cores() // config.most_instances),
         piece_bytes=config.overload.exchange_piece_bytes or PIECE_BYTES[config.devices.kind],
         coordinate=config.overload.coordinate_links,
         adapt_pieces=config.overload.exchange_piece_bytes is None,
@@ -285,7 +294,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
     )
     specs = [
         structs.replace(spec, worker_id=worker, layers=layers[worker], environment=environment(card))
-        for worker, card in enumerate(cards or [None] * config.instances)
+        for worker, card in enumerate(cards or [None] * config.most_instances)
     ]
     return Assembly(config, model, shape, limits, specs, end_tokens, room)
 
@@ -361,7 +370,7 @@ def _drop_layers(
     config: EngineConfig, shape: ModelShape, sizes: PageSizes, workspace_bytes: int
 ) -> list[tuple[int, int]]:
     """What the drop that comes first leaves to either of its members."""
-    if config.instances < 2:
+    if config.most_instances < 2:
         return []
     whole = LayoutSpec(shape.all_shards, shape.all_layers)
     blocks = first_capacity_blocks(config.memory.memory_bytes, workspace_bytes, whole, sizes)
@@ -382,7 +391,7 @@ def _position_room(
 ) -> PositionRoom:
     block_size = config.memory.block_size
     return PositionRoom(
-        num_instances=config.instances,
+        num_instances=config.most_instances,
         parameter_bytes=shape.parameter_bytes,
         fixed_bytes=_workspace_bytes(model, 0, dtype, back_end, (max_num_tokens, config.scheduler.max_num_seqs)),
         row_bytes=Workspace.position_bytes(model, resolve_dtype(dtype, model)),

@@ -51,6 +51,9 @@ PATIENCE = Patience(1.5, 300.0)
 _LONELY_S = 1.0
 """How long a worker may take to end once its control connection has."""
 
+_STOP_S = 5.0
+"""How long a worker may take to end that is told to stop, before it is killed."""
+
 OnEvent = Callable[[WorkerId, m.Event], None]
 OnExit = Callable[[WorkerId, int], None]
 
@@ -69,6 +72,10 @@ class _Life:
     """Its end has been told, or needs not be: it does not count any more."""
     is_orphan: bool = False
     """It has outlived an earlier controller, and has not been taken over."""
+    is_known: bool = False
+    """Peers have been told where it is."""
+    is_retired: bool = False
+    """It was told to end, as it is not needed."""
 
     @property
     def is_up(self) -> bool:
@@ -90,12 +97,15 @@ class Crew:
         on_event: OnEvent,
         on_exit: OnExit,
         *,
+        num_at_start: int | None = None,
         start_timeout_s: float = 600.0,
         patience: Patience = PATIENCE,
         kill_hung: bool = True,
         heritage: Heritage | None = None,
     ) -> None:
-        """``heritage``: what workers find that outlive this process, where there is another behind it."""
+        """``num_at_start``: so many of the workers begin with ``start``, the first ones; None: all. Others begin with
+        ``restart``. ``heritage``: what workers find that outlive this process, where there is another behind it."""
+        self._num_at_start = len(specs) if num_at_start is None else num_at_start
         self._specs = {spec.worker_id: spec for spec in specs}
         if len(self._specs) != len(specs):
             raise ValueError("two workers of one id")
@@ -138,9 +148,14 @@ class Crew:
         """Which life of a worker is the present one."""
         return self._lives[worker].number
 
+    @property
+    def _first_life(self) -> int:
+        """Number of the lives that begin with ``start``: above those of earlier controllers."""
+        return 0 if self._heritage is None else self._heritage.epoch - 1
+
     async def start(self) -> list[m.WorkerReady]:
-        """Start all workers, wait until each is loaded, and tell each where the others are. Those that have outlived an
-        earlier controller are taken over; the others are started empty then.
+        """Start the workers that begin now, wait until each is loaded, and tell each where the others are. Those that
+        have outlived an earlier controller are taken over; the others are started empty then.
 
         Raises the worker's own UserError (ModelError, BudgetError, ...), else WorkerLostError; then nothing is
         left running. A crew starts once.
@@ -151,14 +166,14 @@ class Crew:
             await self._listen()
             async with asyncio.timeout(self._start_timeout_s):
                 kept = [] if self._heritage is None else await self._taken_over(self._heritage)
-                number = 0 if self._heritage is None else self._heritage.epoch - 1
-                for worker in self._specs:
-                    if worker not in kept:
-                        self._spawn(worker, number, is_empty=bool(kept))
+                others = [worker for worker in self._specs if worker not in kept]
+                for worker in others[: max(0, self._num_at_start - len(kept))]:
+                    self._spawn(worker, self._first_life, is_empty=bool(kept))
                 ready = list(await asyncio.gather(*(life.started for life in self._lives.values())))
                 await asyncio.gather(*(life.handle.located() for life in self._lives.values()))
-            for worker in self._lives:
+            for worker, life in self._lives.items():
                 self._introduce(worker, [peer for peer in self._lives if peer != worker])
+                life.is_known = True
             self._listening = asyncio.create_task(self._listen_to_hearts(), name="jettison-hearts")
             return ready
         except TimeoutError:
@@ -225,24 +240,30 @@ class Crew:
             self._server.send(worker, m.TakeOver(self._heritage.epoch, self._heritage.signature))
 
     async def restart(self, worker: WorkerId) -> m.WorkerReady:
-        """Start a lost worker again, empty, and tell all that live. Raises as ``start`` does; then nothing of it is
-        left.
+        """Start a worker that is lost, retired or was never started, empty, and tell all that live. Raises as ``start``
+        does; then nothing of it is left.
 
-        Raises OSError where its host has no process, descriptor or address for it; it may be tried again.
-        One at a time. When this returns, the new life has not ended, and ``on_exit`` will tell if it does.
+        Raises OSError where its host has no process, descriptor or address for it; it may be tried again. Each worker
+        one at a time. When this returns, the new life has not ended, and ``on_exit`` will tell if it does.
         """
-        before = self._lives[worker]
-        assert before.reported, "only a lost worker is started again"
-        life = self._spawn(worker, before.number + 1, is_empty=True)
-        self._old.append(before)
+        before, number = self._lives.get(worker), self._first_life + 1
+        if before is not None:
+            assert before.reported, "only a worker that is over is started again"
+            number = before.number + 1
+            if before.is_retired and not before.handle.ended.done():  # its memory is not there twice
+                await asyncio.wait([before.handle.ended])
+        life = self._spawn(worker, number, is_empty=True)
+        if before is not None:
+            self._old.append(before)
         try:
             async with asyncio.timeout(RESTART_TIMEOUT_S):
                 ready = await life.started
                 await life.handle.located()
             if not life.is_up:
                 raise WorkerLostError(f"worker {worker} ended as soon as it was ready")
-            others = [w for w, other in self._lives.items() if w != worker and other.is_up]
+            others = [w for w, other in self._lives.items() if w != worker and other.is_up and other.is_known]
             self._introduce(worker, others)
+            life.is_known = True
             for other in others:
                 self._introduce(other, [worker])
             return ready
@@ -253,6 +274,24 @@ class Crew:
                 life.reported = True
                 self._server.hang_up(worker)
                 life.handle.kill()
+
+    def retire(self, worker: WorkerId) -> None:
+        """End a worker that has handed everything on, or whose start was called off, and give its place back once it
+        has ended. ``on_exit`` tells nothing of it. Nothing where it was never started."""
+        life = self._lives.get(worker)
+        if life is None or self._closing:
+            return
+        life.is_retired = True
+        if not life.reported:
+            self._part(worker, life)
+            self._server.send(worker, m.Stop())
+            asyncio.get_running_loop().call_later(_STOP_S, life.handle.kill)
+
+        def give_back(_: asyncio.Future[int]) -> None:
+            if self._lives[worker] is life and not self._closing:
+                self._spawner.release(worker)
+
+        life.handle.ended.add_done_callback(give_back)
 
     def declare_lost(self, worker: WorkerId, why: str) -> None:
         """Give a worker up: hear nothing of it any more, kill it, and tell ``on_exit``. Idempotent.
@@ -395,11 +434,11 @@ class Crew:
             except LinkDownError as error:
                 self.declare_lost(worker, f"it gets no certificate: {error}")
             return
+        life = self._lives[worker]
         if not isinstance(event, m.WorkerReady | m.WorkerStartFailed):
-            if not self._closing:
+            if not self._closing and not life.reported:
                 self._on_event(worker, event)
             return
-        life = self._lives[worker]
         if life.started.done():
             log.error("worker %d reports its start again", worker)
         elif isinstance(event, m.WorkerReady):

@@ -75,6 +75,8 @@ class CoreDriver:
         observer: RunObserver | None = None,
     ) -> None:
         self.core = core
+        self.provision: Callable[[ports.AskInstance | ports.ReleaseInstance], None] | None = None
+        """Starts processes and gives them back; None: there are as many as there are workers, for good."""
         self._encoder = encoder
         self._send = send
         self._abandon = abandon
@@ -143,6 +145,11 @@ class CoreDriver:
                     self._abandon(action.worker_id, action.step_id)
                 case ports.EmitTokens() | ports.Emit() | ports.Record():
                     told.append(action)
+                case ports.AskInstance() | ports.ReleaseInstance():
+                    self._encoder.forget_places()
+                    self.memory.pop(action.worker_id, None)
+                    assert self.provision is not None, "all workers have a process for good"
+                    self.provision(action)
                 case ports.SendKV() | ports.SendShard():
                     if self._observer is not None:
                         self._observer.transfer_begun(action)

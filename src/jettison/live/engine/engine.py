@@ -17,7 +17,6 @@ from pathlib import Path
 from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
-from jettison.core.controlstream import LINK_GRACE_S
 from jettison.cost.deployment import deployment_to_document
 from jettison.device.model.identity import WeightsIdentity
 from jettison.errors import JettisonError, NotReadyError, OverCapacityError, RequestError, TooLongError
@@ -32,10 +31,12 @@ from jettison.live.engine.loading import LoadingWatch
 from jettison.live.engine.move_log import log_document, log_move, newest_records
 from jettison.live.engine.orders import Orders
 from jettison.live.engine.own_products import OwnProducts
+from jettison.live.engine.provisioner import Provisioner
 from jettison.live.engine.restart import Restarter
 from jettison.live.engine.snapshot import take_snapshot
 from jettison.live.engine.spawner import Spawner, machines_of
 from jettison.live.engine.stream import Stream
+from jettison.live.engine.suspects import Suspects
 from jettison.live.engine.takeover import agree_on_weights, fill_kept
 from jettison.live.engine.warmup import WarmUp
 from jettison.live.host.heritage import Heritage
@@ -79,6 +80,8 @@ class Engine:
         self._driver: CoreDriver | None = None
         self._orders: Orders | None = None
         self._restarter: Restarter | None = None
+        self._suspects: Suspects | None = None
+        self._provisioner: Provisioner | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._warm_up: WarmUp | None = None
         self._loading: LoadingWatch | None = None
@@ -88,8 +91,6 @@ class Engine:
         self._own_products = OwnProducts()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._first_step: dict[WorkerId, int] = {}
-        """The first step that the present life of a worker that came back can have been in."""
         self.timeline = Timeline() if config.server.timeline is not None else None
         """What is written at the end, as it is now."""
         self.event_log: deque[ports.Record] = deque(maxlen=MAX_EVENT_LOG)
@@ -119,16 +120,20 @@ class Engine:
         assembly = self.prepare()
         faults = self._config.faults
         self._loading = LoadingWatch(assembly.parameter_bytes)
-        spawner = self._spawner or spawner_of(self._config.hosts, assembly.worker_specs, self._heritage)
+        num_at_start, begun_ns = self._config.instances, time.monotonic_ns()
+        spawner = self._spawner or spawner_of(
+            self._config.hosts, assembly.worker_specs, num_at_start, self._heritage)
         self._crew = Crew(
-            assembly.worker_specs, spawner, self._on_worker_event, self._on_worker_exit,
+            assembly.worker_specs, spawner, self._on_worker_event, self._on_worker_exit, num_at_start=num_at_start,
             patience=Patience(faults.worker_heartbeat_timeout_s, faults.worker_step_timeout_s), heritage=self._heritage,
         )
         self._restarter = Restarter(
             self._crew.restart, self._on_worker_joined, self._on_worker_gone,
+            lambda worker_id, reason: self._handle(ports.StartFailed(worker_id, reason)),
             max_restarts=faults.max_worker_restarts, window_s=RESTART_WINDOW_S, able=self._crew.able,
         )
         ready = await self._crew.start()
+        ready_ns = time.monotonic_ns()
         self._loading.all_read()
         self._weights = agree_on_weights(ready, Path(self._config.model.model), self._must_serve, self._crew.send)
         self._weights_digest = self._weights.summary
@@ -139,11 +144,17 @@ class Engine:
         core = assembly.build_core(
             capacity, os.urandom(16), profile, machine_of, has_profiled_links=len(set(machine_of.values())) == 1,
             loading_bytes_per_s=1e9 * assembly.shape.parameter_bytes / slowest.read_ns if slowest.read_ns else None,
+            start_s=max(0, ready_ns - begun_ns - slowest.read_ns) / 1e9,
+        )
+        self._suspects = Suspects(self._crew, core.state)
+        self._provisioner = Provisioner(
+            self._crew, self._restarter, spawner, self._forget_info, names_machines=not self._config.overload.machines
         )
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
         driver = CoreDriver(
             core, encoder, self._crew.send, self._crew.abandon, self._on_emit, self._on_record, observer=self.timeline)
+        driver.provision = self._provisioner.carry_out
         if all(event.kept is None for event in ready):  # others are warm, and clients wait
             self._warm_up = WarmUp(assembly, ready, self._crew.send)
             await self._warm_up.run(core)
@@ -398,8 +409,8 @@ class Engine:
         if self._warm_up is not None:
             self._warm_up.on_event(worker_id, event)
         elif self._driver is not None and self._state != "failed":
-            if isinstance(event, ports.StepFailed) and event.lost_worker is not None:
-                self._suspect(event.lost_worker, event.step_id)
+            if isinstance(event, ports.StepFailed) and event.lost_worker is not None and self._suspects is not None:
+                self._suspects.suspect(event.lost_worker, event.step_id)
             try:
                 self._driver.on_worker_event(event, time.monotonic_ns())
             except Exception:
@@ -421,39 +432,27 @@ class Engine:
         self._restarter.worker_lost(worker_id)
 
     def _on_worker_joined(self, ready: m.WorkerReady) -> None:
-        assert self._driver is not None and self._crew is not None
-        assert self._weights is not None
+        assert self._driver is not None and self._crew is not None and self._provisioner is not None
+        assert self._weights is not None and self._suspects is not None
         life = self._crew.life(ready.worker_id)
         self._crew.send(ready.worker_id, m.AdoptWeights(self._weights))
-        logger.warning("worker %d is back (life %d)", ready.worker_id, life)
+        logger.warning("worker %d is there (life %d)", ready.worker_id, life)
         self._own_products.note([ready])
         self._driver.on_worker_event(ready, time.monotonic_ns())
-        self._first_step[ready.worker_id] = self.core.state.next_step_id
+        self._suspects.joined(ready.worker_id)
+        self._provisioner.joined(ready.worker_id, self.core)
         self._handle(ports.WorkerJoined(ready.worker_id, ready.capacity_blocks, life))
-        self._info = None  # and longer again
+        self._forget_info()  # it may be longer again
+
+    def _forget_info(self) -> None:
+        """The longest request that fits may be another now."""
+        self._info = None
 
     def _on_worker_gone(self, worker_id: WorkerId) -> None:
         self._handle(ports.WorkerGone(worker_id))
-        self._info = None  # the longest request that fits may be shorter now
+        self._forget_info()
         if self.core.max_request_blocks() == 0:
             self._fail("too many workers are gone: nothing can serve")
-
-    def _suspect(self, worker_id: WorkerId, step_id: int) -> None:
-        """A stage lost its link to this worker. Usually it is dead; if it is not, a broken link makes it useless.
-
-        The report may come late, from a survivor that was busy when the worker died: while the worker is dead or being
-        started again, and for steps older than its present life, it is about a life that is over.
-        """
-        assert self._crew is not None
-        if not self.core.state.workers[worker_id].alive or step_id < self._first_step.get(worker_id, 0):
-            return
-        life = self._crew.life(worker_id)
-
-        def check() -> None:
-            if self._crew is not None and self._crew.life(worker_id) == life:
-                self._crew.declare_lost(worker_id, "a peer has lost the link to it")
-
-        asyncio.get_running_loop().call_later(LINK_GRACE_S, check)
 
     def _fail(self, reason: str) -> None:
         self._state = "failed"

@@ -11,13 +11,16 @@ from jettison.live.host.heritage import Heritage
 from jettison.live.wire.worker_config import WorkerSpec
 
 
-def spawner_of(hosts: HostsConfig, specs: Sequence[WorkerSpec], heritage: Heritage | None = None) -> Spawner:
-    """For these workers. ``heritage``: what outlives this process on its host. Raises UserError where what it needs is
-    not installed."""
+def spawner_of(
+    hosts: HostsConfig, specs: Sequence[WorkerSpec], num_at_start: int, heritage: Heritage | None = None
+) -> Spawner:
+    """For these workers, of which the first ``num_at_start`` begin at once. ``heritage``: what outlives this process on
+    its host. Raises UserError where what it needs is not installed."""
     if hosts.launcher == "local":
         return LocalSpawner(heritage=heritage)
     from jettison.live.engine.spawn_ray import ray_spawner  # brings cryptography and asks for Ray
 
     return ray_spawner(
-        specs, address=hosts.ray_address, strategy=hosts.ray_placement, lease_s=hosts.lease_s
+        specs, address=hosts.ray_address, strategy=hosts.ray_placement, lease_s=hosts.lease_s,
+        num_at_start=num_at_start,
     )

@@ -110,6 +110,12 @@ def log_move(record: Record, core: ClusterCore) -> None:
             log.info("worker %s sleeps, after %.0f ms", fields["worker"], fields["ms"])
         case "woken":
             log.info("worker %s is awake again, after %.0f ms", fields["worker"], fields["ms"])
+        case "instance_asked":
+            log.info("a process for worker %s is asked for", fields["worker"])
+        case "instance_waits":
+            log.warning("worker %s waits for its process: %s", fields["worker"], fields["reason"])
+        case "instance_given_up" | "instance_released":
+            log.info("worker %s gives its process back: %s", fields["worker"], fields["reason"])
         case "restore_turned":
             log.info("restore called off: group %s stays merged; reason: %s", fields["group"], fields["reason"])
 

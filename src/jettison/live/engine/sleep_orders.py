@@ -61,6 +61,6 @@ class SleepOrders:
         sleepers = self._core.sleepers
         states = {w: sleepers.state_of(w) for w in self._meant(instance, tuple(SleepState))}
         return {
-            "is_sleeping": all(state is SleepState.ASLEEP for state in states.values()),
+            "is_sleeping": all(state in (SleepState.ASLEEP, SleepState.UNPROVISIONED) for state in states.values()),
             "instances": [{"instance": w, "state": str(state)} for w, state in states.items()],
         }

@@ -39,7 +39,7 @@ def take_snapshot(
     part_bytes = core.state.shape.block_bytes_per_layer(config.memory.block_size)
     slot_bytes = part_bytes * core.state.shape.num_layers
     for worker_id in core.state.workers:
-        memory = driver.memory.get(worker_id, {})
+        memory, is_there = driver.memory.get(worker_id, {}), core.state.workers[worker_id].is_provisioned
         pool, retained = core.state.workers[worker_id].pool, core.state.workers[worker_id].layout.retained
         times = driver.bubbles.totals.get(worker_id, StageTimes())
         workers.append(
@@ -47,7 +47,7 @@ def take_snapshot(
                 worker_id=worker_id,
                 pid=pids.get(worker_id, 0),
                 alive=core.state.workers[worker_id].alive and worker_id in pids,
-                budget_bytes=memory.get("budget_bytes", config.memory.memory_bytes),
+                budget_bytes=memory.get("budget_bytes", config.memory.memory_bytes if is_there else 0),
                 parameter_bytes=memory.get("parameter_bytes", 0),
                 dropped_parameter_bytes=memory.get("dropped_parameter_bytes", 0),
                 kv_bytes=memory.get("kv_bytes", 0),
@@ -58,7 +58,7 @@ def take_snapshot(
                 stage_bubble_seconds=times.bubble_ns / NANOSECONDS,
                 rss_bytes=rss_bytes(pids[worker_id]) if worker_id in pids else 0,
                 foreign_bytes=part_bytes * sum(kept.num_parts for kept in retained),
-                host_bytes=slot_bytes * pool.num_slots,
+                host_bytes=slot_bytes * pool.num_slots * is_there,
                 host_used_bytes=slot_bytes * (pool.num_slots - pool.num_free),
                 sleep=str(core.sleepers.state_of(worker_id)),
             )
@@ -69,5 +69,5 @@ def take_snapshot(
         state, config.memory.block_size, groups, workers, totals, core.ladder.gauges(), num_unplaced=num_unplaced,
         num_unplaced_offline=len(core.state.unplaced) - num_unplaced, troubles=(*core.recoveries.troubles, *troubles),
         checkpoint_lag_blocks=core.ladder.lag_blocks, num_devices_wanted=devices_wanted(core), slo=core.objectives,
-        wakes_s=core.ladder.wakes_s,
+        wakes_s=core.ladder.wakes_s, waits=dict(core.sleepers.provisioning.waits),
     )

@@ -234,6 +234,11 @@ class FarSpawner:
         keeper.send(h.Spawn(order, msgspec.structs.replace(start, shares_clock=False, beat_interval_s=beat_s)))
         return handle
 
+    def release(self, worker: WorkerId) -> None:
+        """See ``Spawner.release``: its keeper ends, and with it what the placer has reserved."""
+        if (keeper := self._keepers.get(worker)) is not None:
+            keeper.give_up("it is not needed any more")
+
     def hosts(self) -> Sequence[HostName]:
         """See ``Spawner.hosts``: those that have a keeper by now."""
         return sorted({keeper.host for keeper in self._keepers.values() if keeper.host is not None})

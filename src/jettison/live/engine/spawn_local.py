@@ -73,6 +73,9 @@ class LocalSpawner:
         keeper = self._keepers[self.host_of(worker)]
         return keeper.spawn(start, self._placements.get(worker, Placement()), has_far_peers=len(self.hosts()) > 1)
 
+    def release(self, worker: WorkerId) -> None:
+        """See ``Spawner.release``: a process of this machine leaves nothing behind."""
+
     def hosts(self) -> Sequence[HostName]:
         """See ``Spawner.hosts``: this machine's own is first, and the only one without placements."""
         return sorted({Placement().machine, *(placement.machine for placement in self._placements.values())})

@@ -42,13 +42,15 @@ _SETTINGS = {"RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0
 
 def ray_spawner(
     specs: Sequence[WorkerSpec], *, address: str | None, strategy: p.Strategy, lease_s: float,
-    worker_command: Sequence[str] | None = None,
+    num_at_start: int | None = None, worker_command: Sequence[str] | None = None,
 ) -> FarSpawner:
-    """A spawner for these workers. ``address``: of a cluster that there is; None: one is started on this machine.
+    """A spawner for these workers, of which the first ``num_at_start`` (None: all) have room reserved from the start.
+    ``address``: of a cluster that there is; None: one is started on this machine.
     ``worker_command``: see ``FarSpawner``. Raises UserError where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise UserError("--launcher ray needs Ray: pip install 'jettison[ray]'")
-    placer = RayPlacer([room_of(spec) for spec in specs], address, strategy)
+    num_reserved = len(specs) if num_at_start is None else num_at_start
+    placer = RayPlacer([room_of(spec) for spec in specs], address, strategy, num_reserved=num_reserved)
     return FarSpawner(placer, lease_s=lease_s, worker_command=worker_command)
 
 
@@ -65,11 +67,13 @@ class RayPlacer:
 
     def __init__(
         self, rooms: Sequence[p.Room], address: str | None, strategy: p.Strategy,
-        room_timeout_s: float = ROOM_TIMEOUT_S,
+        room_timeout_s: float = ROOM_TIMEOUT_S, *, num_reserved: int | None = None,
     ) -> None:
+        """``num_reserved``: so many of the rooms, the first ones, are reserved together at the start; None: all. Room
+        for others is asked for when they are placed, which tells an autoscaler of them."""
         self._opening = p.Open(
             address=address, rooms=list(rooms), strategy=strategy, timeout_s=room_timeout_s,
-            name=f"jettison-{secrets.token_hex(8)}",
+            name=f"jettison-{secrets.token_hex(8)}", num_reserved=len(rooms) if num_reserved is None else num_reserved,
         )
         self._token = secrets.token_hex(32)
         self._process: asyncio.subprocess.Process | None = None
@@ -112,12 +116,14 @@ class RayPlacer:
         self._requests[key], self._ends[key] = loop.create_future(), loop.create_future()
         request = self._requests[key]
         await self._tell(p.Place(post))
+        has_room = post.number < self._opening.num_reserved
+        timeout_s = PLACE_TIMEOUT_S if has_room else self._opening.timeout_s
         try:
-            return await asyncio.wait_for(request, PLACE_TIMEOUT_S)
+            return await asyncio.wait_for(request, timeout_s)
         except TimeoutError:
-            if self._process is not None and self._process.returncode is None:
+            if has_room and self._process is not None and self._process.returncode is None:
                 self._process.kill()  # what it is connected to may be no more; another one looks for itself
-            raise JettisonError(f"Ray has not placed it in {PLACE_TIMEOUT_S:g} s") from None
+            raise JettisonError(f"Ray has not placed it in {timeout_s:g} s") from None
 
     async def admit(self, post: KeeperPost, certificate_pem: str) -> None:
         """See ``Placer``."""

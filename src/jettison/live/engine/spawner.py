@@ -75,6 +75,9 @@ class Spawner(Protocol):
         Raises OSError where the host has no process, descriptor or address for it; then nothing of it is left.
         """
 
+    def release(self, worker: WorkerId) -> None:
+        """Give back the place of a worker whose life has ended; its next life finds another. Never blocks."""
+
     def hosts(self) -> Sequence[HostName]:
         """All hosts that workers run on, always in one order. Valid once all have been ready."""
 

@@ -52,6 +52,10 @@ class RayDriver:
         """Number -> the present life, and its actor."""
         self._why_away: str | None = None
         """As of the last look: why the head does not answer."""
+        self._num_reserved = 0
+        """Rooms that are reserved together, the first ones."""
+        self._lone_strategy = "DEFAULT"
+        """Of keepers without such a room."""
 
     def open(self, command: p.Open) -> p.Opened | p.NoRoom:
         """Join the cluster and reserve room. Blocks."""
@@ -77,6 +81,8 @@ class RayDriver:
             ray.init(**options)
         except Exception as error:  # noqa: BLE001 - Ray raises what it likes
             return p.NoRoom(f"no Ray cluster at {command.address or 'this machine'}: {error}")
+        self._lone_strategy = "SPREAD" if command.strategy == "spread" else "DEFAULT"
+        self._num_reserved = command.num_reserved
         self._room = RayRoom(command)
         why_none = self._room.reserve()
         if why_none is not None:
@@ -155,8 +161,11 @@ class RayDriver:
         if number in self._actors:
             self._remove(number, self._actors[number][0])
         room = self._rooms[number]
+        is_reserved = number < self._num_reserved
         actor = ray.remote(KeeperActor).options(
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._room.group, number),
+            scheduling_strategy=(
+                PlacementGroupSchedulingStrategy(self._room.group, number) if is_reserved else self._lone_strategy
+            ),
             num_cpus=room.num_cpus, num_gpus=room.num_gpus, memory=room.memory_bytes or None,
             max_restarts=0, max_task_retries=0,
         ).remote()  # fmt: skip

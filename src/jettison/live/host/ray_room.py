@@ -37,7 +37,7 @@ class RayRoom:
         self._command = command
         self._warden: Any = None
         self.group: Any = None
-        """The placement group, once it is found or made; a bundle a worker."""
+        """The placement group, once it is found or made; a bundle for each worker that has a reserved room."""
 
     def reserve(self) -> str | None:
         """Adopt the room, or make it; returns why there is none."""
@@ -132,7 +132,8 @@ class RayRoom:
             time.sleep(_POLL_S)
 
     def _bundles(self, homes: Mapping[int, str]) -> list[dict[str, float]]:
-        return [bundle(room, homes.get(number)) for number, room in enumerate(self._command.rooms)]
+        reserved = self._command.rooms[: self._command.num_reserved]
+        return [bundle(room, homes.get(number)) for number, room in enumerate(reserved)]
 
     def _why_none(self) -> str | None:
         import ray

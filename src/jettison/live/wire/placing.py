@@ -25,7 +25,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unknown_fields=True):
-    """Join a cluster and reserve room there for all workers."""
+    """Join a cluster and reserve room there for the first ``num_reserved`` workers, together."""
 
     address: str | None
     """Of a Ray cluster that there is; None: start one on this machine, which ends with the placer."""
@@ -36,12 +36,13 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unknown
     """For the room to be found."""
     name: str
     """Of the room, the same for every placer of a controller: what an earlier one has reserved is taken over."""
+    num_reserved: int
     homes: dict[int, str] = {}
     """By worker: the IP address of the host where its keeper is, of those that live. Its room is there."""
 
 
 class Place(msgspec.Struct, frozen=True, tag="place", forbid_unknown_fields=True):
-    """Start this keeper in its room. What an earlier life of it has left there goes."""
+    """Start this keeper in its room, or where room is found for it. What an earlier life of it has left there goes."""
 
     post: KeeperPost
 
@@ -65,7 +66,7 @@ PlacerCommand = Open | Place | Admit | Remove
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True):
-    """There is room for all."""
+    """There is room for all that had to be reserved."""
 
     ip: str
     """This host's address, as the others reach it."""

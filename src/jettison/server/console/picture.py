@@ -28,7 +28,7 @@ def _instance(worker: WorkerSnapshot, group: GroupSnapshot | None) -> dict[str, 
         cached = own * min(group.kv_blocks_cached, total - group.kv_blocks_used) // total
     return {
         "id": worker.worker_id, "group": None if group is None else group.group_id,
-        "state": worker.sleep if worker.alive else "dead", "budget": worker.budget_bytes,
+        "state": worker.sleep if worker.alive or not worker.is_provisioned else "dead", "budget": worker.budget_bytes,
         "uses": {
             "parameters": worker.parameter_bytes, "online": online, "offline": offline, "foreign": foreign,
             "cached": cached, "room": own - online - offline - cached, "workspace": worker.workspace_bytes,
@@ -62,7 +62,11 @@ def at_work(snapshot: EngineSnapshot, reasons: Mapping[str, str]) -> list[Told]:
         if ids := [w.worker_id for w in snapshot.workers if w.alive and w.sleep in states]:
             told = f"{listed('instance', ids).capitalize()} {_are(ids)} {what}."
             found.append(Told("sleep", told, reasons.get("sleep", "")))
-    if dead := [w.worker_id for w in snapshot.workers if not w.alive]:
+    if starting := [w.worker_id for w in snapshot.workers if w.sleep == "starting"]:
+        told = f"{listed('instance', starting).capitalize()} {_are(starting)} being started."
+        waits = "; ".join(snapshot.waits[w] for w in starting if w in snapshot.waits)
+        found.append(Told("scale", told, waits or reasons.get("scale", "")))
+    if dead := [w.worker_id for w in snapshot.workers if not w.alive and w.is_provisioned]:
         why = "; ".join(snapshot.troubles)
         found.append(Told("recover", f"{listed('instance', dead).capitalize()} {_are(dead)} down.", why))
     if moving := sum(group.num_moving for group in snapshot.groups):

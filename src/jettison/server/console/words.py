@@ -202,7 +202,7 @@ _SENTENCES: dict[str, tuple[str, Callable[[Fields], str]]] = {
     "wake_declined": ("sleep", _group("Group {group} is short of something; waking a sleeper would not help in time.")),
     "woken": ("sleep", _woken),
     "worker_lost": ("recover", _worker_lost),
-    "worker_joined": ("recover", _group("The process of instance {worker} is back, and empty yet.")),
+    "worker_joined": ("recover", _group("The process of instance {worker} is there, and empty yet.")),
     "worker_gone": ("recover", _group("Instance {worker} is gone for good: it died too often.")),
     "recovered": ("recover", _group("Instance {worker} serves again.")),
     "came_home": ("recover", _group("Instance {worker} holds all layers again.")),
@@ -221,6 +221,10 @@ _SENTENCES: dict[str, tuple[str, Callable[[Fields], str]]] = {
     "step_abandoned": ("harvest", _group("A step of batch work was given up for a request of the chat ({tokens}).")),
     "scale_out": ("scale", _group("Group {group} lacks memory that no instance here has: start another.")),
     "scale_out_over": ("scale", _group("No further instance is needed any more.")),
+    "instance_asked": ("scale", _group("A process for instance {worker} is asked for.")),
+    "instance_waits": ("scale", _group("Instance {worker} cannot be started yet.")),
+    "instance_given_up": ("scale", _group("Instance {worker} is not started: nothing needs it any more.")),
+    "instance_released": ("scale", _group("The process of instance {worker} has ended, as it was not needed.")),
 }  # fmt: skip
 
 UNTOLD = frozenset({

@@ -236,7 +236,7 @@ class PackRung(Rung):
             return "layers are being dropped or restored"
         if state.unplaced and any(not s.is_offline for s in state.unplaced.values()):
             return "no group takes a request"
-        if any(not w.alive and not w.is_gone and not w.is_asleep for w in state.workers.values()):
+        if any(w.is_missed for w in state.workers.values()):
             return "a worker is down"
         return KEPT_OUT if self._loads.kept_out else None
 

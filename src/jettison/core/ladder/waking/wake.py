@@ -182,7 +182,9 @@ class WakeRung(Rung):
             actions += self.means.outcomes.begin(offer.saving.taking, now_ns)
         for number, worker_id in enumerate(worker_ids):
             self._dozing.note_woken(worker_id, now_ns, is_news=not number or not offer.is_for_offline)
-            actions += self._sleepers.wake(worker_id, now_ns, self._expect(worker_id, offer.wake))
+            has_process = self._state.workers[worker_id].is_provisioned
+            wake = offer.wake if has_process else self._times.wake(worker_id)
+            actions += self._sleepers.wake(worker_id, now_ns, self._expect(worker_id, wake))
         return actions
 
     def expect(self, worker_id: WorkerId) -> Expected:
@@ -202,7 +204,7 @@ class WakeRung(Rung):
         while self._sleepers.woken:
             woken = self._sleepers.woken.popleft()
             if (wake := self._wakes.pop(woken.worker_id, None)) is not None:
-                self._times.taken.note(wake, woken.took_ns / NANOSECONDS)
+                self._times.taken.note(wake, (woken.took_ns - woken.start_ns) / NANOSECONDS)
 
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
         """Wake sleepers that have the ``missing_bytes`` which a rung could not get; return the actions, none where no
@@ -227,14 +229,17 @@ class WakeRung(Rung):
     def _candidates(self) -> list[tuple[WorkerId, WakeForecast]]:
         """The workers that can be woken and are alive, with the forecasts of their wakes, the soonest first, unknown
         ones last."""
-        found = [(w, self._times.wake(w)) for w in self._sleepers.can_wake if self._state.workers[w].alive]
+        workers = self._state.workers
+        may = [w for w in self._sleepers.can_wake if workers[w].alive or not workers[w].is_provisioned]
+        found = [(w, self._times.wake(w)) for w in may]
         times = {w: self._times.taken.seconds(wake) for w, wake in found}
         return sorted(found, key=lambda each: (math.inf if (s := times[each[0]]) is None else s, each[0]))
 
     def _num_up(self) -> int:
         """How many workers serve or are being woken: those that ``--max-awake`` bounds."""
         out = self._sleepers.out
-        return sum(w.alive and w.worker_id not in out for w in self._state.workers.values())
+        num_alive = sum(w.alive and w.worker_id not in out for w in self._state.workers.values())
+        return num_alive + len(self._sleepers.provisioning.starting)
 
     def _offer(
         self, group: Group | None, why: str, missing_bytes: int, told: dict[str, object] | None = None
@@ -260,14 +265,16 @@ class WakeRung(Rung):
 
     def _answer_losses(self) -> Iterator[Offer]:
         """Yield an offer to wake one sleeper for each worker that has died since the last look and was not asleep;
-        nothing without a sleeper."""
+        nothing without a sleeper that has a process: another's would be there no sooner than the dead one's next."""
         counters = self._state.counters
         num_lost, self._num_losses = counters.num_worker_losses - self._num_losses, counters.num_worker_losses
-        dead = [w for w in self._state.workers.values() if not w.alive and not w.is_asleep]
+        dead = [w for w in self._state.workers.values() if not w.alive and not w.is_asleep and w.is_provisioned]
         num_wanted = min(num_lost, len(dead)) + len(self._sleepers.waking)
         wanted_bytes = num_wanted * block_bytes(self._state) * max((w.full_blocks for w in dead), default=0)
-        if dead and (offer := self._offer(None, "a worker has died", wanted_bytes)) is not None:
-            yield offer
+        if not dead or (offer := self._offer(None, "a worker has died", wanted_bytes)) is None:
+            return
+        if there := tuple(w for w in offer.worker_ids if self._state.workers[w].is_provisioned):
+            yield replace(offer, worker_ids=there)
 
     # --- memory -----------------------------------------------------------------------------------------------
 
@@ -482,9 +489,9 @@ class WakeRung(Rung):
             return "memory keeps online requests waiting"
         if moves.merges or moves.restores or (state.pipelines and not state.params.static_pipeline):
             return "instances are merged"
-        if any(not w.alive and not w.is_asleep and not w.is_gone for w in state.workers.values()):
+        if any(w.is_missed for w in state.workers.values()):
             return "a worker is dead"
-        if self._sleepers.waking:
+        if any(w not in self._sleepers.provisioning.starting for w in self._sleepers.waking):
             return "a worker is being woken"
         since_ns = self._needed_ns
         lasts_ns = state.params.awake.after_s * NANOSECONDS

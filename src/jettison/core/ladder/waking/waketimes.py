@@ -22,7 +22,7 @@ class WakeTimes:
 
     def wake(self, worker_id: WorkerId) -> WakeForecast:
         """What waking a worker takes, from the source of parameters that is predicted to end first; no bytes where it
-        has not given them up yet."""
+        has not given them up yet. One without a process takes as much longer as starts have taken."""
         state, profile = self._state, self._state.params.profile
         if worker_id in self._means.sleepers.leaving:
             return WakeForecast(0, None, 0.0)
@@ -30,9 +30,10 @@ class WakeTimes:
         map_s = 0.0 if profile is None else profile.remap_cost_s(budget_bytes)
         num_bytes, is_busy = state.shape.parameter_bytes, any(g.in_flight for g in state.groups.values())
         wait_s = max((self._step_in_flight_s(g) for g in state.groups.values()), default=0.0)
+        start_s = 0.0 if state.workers[worker_id].is_provisioned else self._means.sleepers.provisioning.start_s
         return self.taken.soonest([
             WakeForecast(
-                num_bytes, rate, map_s, source, is_busy, wait_s if source is WakeSource.PEERS else 0.0
+                num_bytes, rate, map_s, source, is_busy, wait_s if source is WakeSource.PEERS else 0.0, start_s
             )
             for source, rate in self._fill_rates(worker_id).items()
         ])  # fmt: skip

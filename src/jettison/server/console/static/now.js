@@ -50,7 +50,8 @@ export function judge(data) {
     return [`${ran}, none waits. In the last minute some first tokens came later than the objective of ${span(limit)}.${dropped}`, advice];
   }
   if (!data.running && !data.batch[0]) {
-    const sleep = asleep.length === data.instances.length && asleep.length ? " All instances sleep; the next request wakes one." : "";
+    const there = data.instances.filter((each) => each.state !== "unprovisioned");
+    const sleep = asleep.length === there.length && asleep.length ? " All instances sleep; the next request wakes one." : "";
     return [`Nothing to do: no request runs or waits.${sleep}${dropped}`, advice];
   }
   return [`${ran}, none waits.${dropped}`, advice];

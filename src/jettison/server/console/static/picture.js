@@ -12,7 +12,7 @@ const MOST_S = 60 * MINUTES;
 const LEAST_S = 60;
 const STATES = {
   awake: "", leaving: "on its way to sleep", emptying: "on its way to sleep", asleep: "asleep", waking: "being woken",
-  dead: "down",
+  dead: "down", unprovisioned: "no process: started where it is needed", starting: "its process is being started",
 };
 
 const history = []; // {t, instances: id -> uses, load}
@@ -123,6 +123,7 @@ function aboutInstance(each, groups) {
     const [lo, hi] = group.layers[group.instances.indexOf(each.id)] ?? [0, 0];
     parts.push(`in one pipeline with ${listed(group.instances.filter((id) => id !== each.id))}: layers ${lo} to ${hi - 1}`);
   } else if (!group && each.state === "awake") parts.push("serves no requests now");
+  if (each.state === "unprovisioned" || each.state === "starting") return parts.join(", ");
   if (each.dropped && each.state !== "asleep") parts.push(`${bytes(each.dropped)} of the model dropped`);
   if (each.host[1]) parts.push(`host pool ${bytes(each.host[0])} of ${bytes(each.host[1])}`);
   return `${bytes(each.budget)}${parts.length ? `, ${parts.join(", ")}` : ""}`;

@@ -1,0 +1,63 @@
+"""Two instances of three that there may be: a burst has the third started and filled by its peers, a quiet gives it
+back. Every token is what it would be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from test_dozing import make_config
+
+from jettison.core.moving.sleeping import SleepState
+from jettison.live.engine.engine import Engine
+from jettison.live.engine.sleep_orders import SleepOrders
+from jettison.live.verify.fault_rounds import expected_tokens
+from jettison.types import Request, SamplingParams
+
+
+async def test_a_burst_has_the_third_started_and_a_quiet_gives_it_back(tmp_path: Path) -> None:
+    config = make_config(tmp_path, 64, instances=2, max_instances=3, sleep_after_s=0.3)
+    prompts = [[7 * i + j for j in range(20)] for i in range(24)]
+    expected = expected_tokens(config, prompts, 80)
+    engine = Engine(config)
+
+    async def served(name: str, i: int) -> list[int]:
+        params = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
+        events = engine.submit(Request(f"{name}{i}", tuple(prompts[i]), params, 0))
+        return [token.token_id async for event in events for token in event.tokens]
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(120):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    def state() -> SleepState:
+        return engine.core.sleepers.state_of(2)
+
+    def kinds() -> list[str]:
+        return [record.kind for record in engine.event_log]
+
+    try:
+        await engine.start()
+        assert state() is SleepState.UNPROVISIONED and engine.core.sleepers.provisioning.start_s
+        third = engine.snapshot().workers[2]
+        assert (third.pid, third.alive, third.is_provisioned, third.sleep) == (0, False, False, "unprovisioned")
+        room = engine.info.max_request_tokens
+        streams = asyncio.gather(*(served("a", i) for i in range(len(prompts))))
+        await until(lambda: "instance_asked" in kinds())
+        assert await streams == expected
+        # The burst may be over before the third serves: what comes then is served by three.
+        await until(lambda: "woken" in kinds())
+        assert engine.core.state.workers[2].life == 1
+        await until(lambda: "instance_released" in kinds())
+        assert state() is SleepState.UNPROVISIONED and engine.info.max_request_tokens == room
+        assert "worker_lost" not in kinds()
+        await until(lambda: 2 not in {w.worker_id for w in engine.snapshot().workers if w.pid})
+        SleepOrders(engine).wake(2)
+        await until(lambda: state() is SleepState.AWAKE)
+        assert engine.core.state.workers[2].life == 2
+        assert await asyncio.gather(*(served("b", i) for i in range(6))) == expected[:6]
+        engine.core.check()
+    finally:
+        await engine.close()
