@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from scenarios import Watched, make_setup
+from scenarios import PAGE_BYTES, Watched, make_setup, make_shape
 from schedules import END_NS, batches, expect_met, run_to_its_end
 from test_waking import sleepy
 
@@ -40,11 +40,12 @@ def elastic(
 
 
 def burst(*, compress: bool = True, checks: bool = True) -> Watched:
-    """Half a second of requests that wait for memory for seconds."""
-    setup = elastic(make_setup(num_workers=3, num_blocks=40), least=2, at_start=2)
+    """Seconds of requests, more than two hold however they are merged."""
+    shape = make_shape(shard_bytes=8 * PAGE_BYTES)  # a copy of the model is worth as much as one instance's KV
+    setup = elastic(make_setup(num_workers=3, num_blocks=40, shape=shape), least=2, at_start=2)
     watched = Watched(replace(setup, compress=compress), checks=checks)
-    for i in range(120):
-        watched.submit(f"r{i}", 60, 80, 0.1 + 0.02 * i)
+    for i in range(400):
+        watched.submit(f"r{i}", 20, 160, 0.1 + 0.006 * i)
     watched.submit("late", 20, 20, 60.0)  # until then the clock goes on
     watched.cluster.start_ticks()
     watched.cluster.run(until_ns=END_NS)

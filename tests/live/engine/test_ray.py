@@ -208,7 +208,8 @@ def test_a_server_that_is_killed_gives_its_room_back_after_a_while(head: RayHead
         "from jettison.live.wire import placing as p\n"
         "ray_room.GRACE_S = 2.0\n"
         "room = p.Room(num_cpus=3, num_gpus=0, memory_bytes=0)\n"
-        "opening = p.Open(address=sys.argv[1], rooms=[room], strategy='pack', timeout_s=30.0, name='left-behind', num_reserved=1)\n"
+        "opening = p.Open(address=sys.argv[1], rooms=[room], strategy='pack', timeout_s=30.0, name='left-behind',"
+        " num_reserved=1)\n"
         "print(placer.RayDriver(2).open(opening), flush=True); time.sleep(1000)"
     )
     driver = subprocess.Popen((sys.executable, "-c", code, head.address), stdout=subprocess.PIPE, text=True)

@@ -184,8 +184,10 @@ class DropRung(Rung):
         if plan.merges or missing > 0:
             why = "no drop plan frees enough" + (" and is worth it" if saving is not None else "")
             weighed = saving if plan.merges else None
-            # Memory from outside is asked for where no rung has anything better.
-            worth = None if saving is None else Worth(0.0) if weighed is None else weighed.worth
+            # Memory from outside is asked for where no rung has anything better, also where all are merged already.
+            worth = None if weighed is None else weighed.worth
+            if not plan.merges and self._weighs:
+                worth = Worth(0.0)
             yield DropOffer(
                 groups=(group.group_id,), why=why, plan=plan, missing_bytes=missing, told=told, saving=weighed,
                 worth=worth,
