@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from jettison.config import EngineConfig
+from jettison.config.scale import ScaleConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.cost.hardware import HardwareProfile
@@ -106,6 +107,7 @@ class LocalCluster:
     ) -> None:
         """``max_units``: of work that one ``run`` may take. ``profile``: by which the core judges steps and copies.
         ``num_logprobs``: that every request is told, whatever it asks for."""
+        config = replace(config, scale=ScaleConfig())  # there is no process that could come or go
         self._max_units = max_units
         self._config = config
         self._seed = seed
