@@ -23,6 +23,7 @@ import pytest
 import test_faults
 import test_packing
 import test_safepoints
+import test_scaling
 import test_sim_slices
 import test_sleeping
 import test_standing
@@ -48,6 +49,8 @@ ELSEWHERE = {
     "offline_spread": "tests/core/test_due_work.py: it takes a batch with a window, which is told from outside",
     "offline_yields": "tests/core/test_due_work.py: the same",
     "sleep_put_off": "tests/core/test_priced_work.py: no frozen schedule has a price",
+    "instance_waits": "tests/core/test_scaling.py: no start fails in virtual time",
+    "instance_given_up": "tests/core/test_scaling.py: no start takes so long there",
     "recovery_stuck": "tests/live/engine/test_weights.py: the simulator's model folder never changes",
 }
 """Kinds of records that no schedule here has, and the tests that have them."""
@@ -122,6 +125,7 @@ FAMILIES: dict[str, tuple[Callable[[int], Watched], tuple[int, ...]]] = {
     "steps given up": (steps_given_up, (3, 4)),
     "rows that stop": (rows_that_stop, (0, 1)),
     "whole ladder": (whole_ladder, (0, 1, 5, 6, 7, 8, 10, 15, 16, 20, 23, 27, 37)),
+    "scaling": (test_scaling.run_schedule, (2, 6, 7)),
 }
 """Family -> what runs a seed of it, and the seeds that are frozen."""
 
