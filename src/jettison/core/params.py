@@ -57,10 +57,10 @@ class ProvisionParams:
     """Processes that are never given back; None: all of them."""
     num_at_start: int | None = None
     """The workers with the lowest ids that have a process from the start; None: all have one."""
-    at_start: frozenset[WorkerId] | None = None
-    """The workers that have one, where they are others: those that have outlived an earlier controller."""
     start_s: float | None = None
     """Seconds that a process took to start until it could be filled, before any was asked for; None: not known."""
+    at_start: frozenset[WorkerId] | None = None
+    """The workers that have one, where they are others: those that have outlived an earlier controller."""
 
 
 @dataclass(frozen=True, slots=True)

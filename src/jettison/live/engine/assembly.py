@@ -228,7 +228,7 @@ class Assembly:
             self.config, num_host_slots=slots, profile=profile, machine_of=machine_of,
             has_profiled_links=has_profiled_links, loading_bytes_per_s=loading_bytes_per_s, start_s=start_s,
         )
-        if len(capacity_blocks) < len(self.worker_specs):
+        if params.provision.num_at_start is not None:
             params = replace(params, provision=replace(params.provision, at_start=frozenset(capacity_blocks)))
         least = min(capacity_blocks.values())
         of_all = {spec.worker_id: capacity_blocks.get(spec.worker_id, least) for spec in self.worker_specs}
