@@ -284,7 +284,8 @@ async def test_a_worker_given_up_while_it_starts_again_is_a_failed_start(stage):
 
 @pytest.mark.parametrize("kill_hung", [True, False])
 async def test_a_hung_worker_is_given_up_and_heard_no_more(stage, kill_hung):
-    async with stage(patience=Patience(3.0, 300.0), kill_hung=kill_hung) as now:
+    async with stage(patience=Patience(3.0, 300.0)) as now:
+        now.crew.kill_hung = kill_hung
         old = now.handle(0)
         now.hang(0)
         now.crew.send(0, m.ReportMemory(1))

@@ -356,7 +356,8 @@ async def test_a_stage_that_lost_its_input_says_who_is_lost():
 
 @pytest.mark.parametrize("kill_hung", [True, False])
 async def test_a_stopped_worker_is_replaced_and_heard_no_more(kill_hung):
-    async with Cluster(patience=Patience(3.0, 300.0), kill_hung=kill_hung) as cluster:
+    async with Cluster(patience=Patience(3.0, 300.0)) as cluster:
+        cluster.crew.kill_hung = kill_hung
         old = cluster.crew.pids[0]
         os.kill(old, signal.SIGSTOP)
         cluster.crew.send(0, codec.step_command(make_step(1, [5])))

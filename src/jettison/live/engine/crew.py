@@ -4,8 +4,8 @@ How a process comes to be is a ``Spawner``'s (``engine.spawner``). Here are the 
 and what is told of an end: once, after the worker's last event. All calls on one asyncio loop.
 
 A worker that is silent or stuck for too long (``live.wire.heartbeat``) is declared lost: its connection is closed, it
-is killed, and the engine hears of it as of one that has ended. Should it wake up all the same (``kill_hung=False``, or
-a process that cannot be killed yet), no end hears it: its links are fenced, its life is over; it ends.
+is killed, and the engine hears of it as of one that has ended. Should it wake up all the same (without ``kill_hung``,
+or a process that cannot be killed yet), no end hears it: its links are fenced, its life is over; it ends.
 """
 
 from __future__ import annotations
@@ -100,7 +100,6 @@ class Crew:
         num_at_start: int | None = None,
         start_timeout_s: float = 600.0,
         patience: Patience = PATIENCE,
-        kill_hung: bool = True,
         heritage: Heritage | None = None,
     ) -> None:
         """``num_at_start``: so many of the workers begin with ``start``, the first ones; None: all. Others begin with
@@ -114,7 +113,7 @@ class Crew:
         self._on_exit = on_exit
         self._start_timeout_s = start_timeout_s
         self._patience = patience
-        self.kill_hung = kill_hung
+        self.kill_hung = True
         """Whether a worker that is given up is killed. Tests leave it alive, to see what it does when it wakes up."""
         self._heritage = heritage
         self._secret = secrets.token_bytes(32) if heritage is None else heritage.secret
