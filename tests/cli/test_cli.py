@@ -179,7 +179,7 @@ def test_a_user_s_mistake_is_one_line_and_exit_2(arguments, words, capsys):
     ],
 )
 def test_what_the_operating_system_refuses_is_one_line(error, line, code, monkeypatch, capsys):
-    def serve(config):
+    def serve(config, line):
         raise error
 
     monkeypatch.setitem(sys.modules, "jettison.server.launch", _module(serve=serve))
@@ -219,7 +219,7 @@ def test_too_few_addresses_for_a_worker_s_memory_are_one_line_with_both_numbers(
 
 
 def test_an_allocation_that_the_limit_refused_is_one_line(monkeypatch, capsys):
-    def serve(config):
+    def serve(config, line):
         raise MemoryError("Unable to allocate 3 GiB")
 
     monkeypatch.setitem(sys.modules, "jettison.server.launch", _module(serve=serve))
@@ -375,7 +375,7 @@ def test_every_key_is_a_flag(key, capsys):
 
 def test_serve_hands_over_the_resolved_configuration(monkeypatch):
     seen = []
-    monkeypatch.setitem(sys.modules, "jettison.server.launch", _module(serve=lambda config: seen.append(config) or 3))
+    monkeypatch.setitem(sys.modules, "jettison.server.launch", _module(serve=lambda config, line: seen.append(config) or 3))
     assert main(["serve", "models/tiny", "--instances", "2", "--api-key", "a", "--api-key", "b"]) == 3
     assert (seen[0].model.model, seen[0].instances, seen[0].server.api_keys) == ("models/tiny", 2, ("a", "b"))
 
