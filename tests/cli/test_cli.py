@@ -375,7 +375,8 @@ def test_every_key_is_a_flag(key, capsys):
 
 def test_serve_hands_over_the_resolved_configuration(monkeypatch):
     seen = []
-    monkeypatch.setitem(sys.modules, "jettison.server.launch", _module(serve=lambda config, line: seen.append(config) or 3))
+    serve = lambda config, line: seen.append(config) or 3  # noqa: E731
+    monkeypatch.setitem(sys.modules, "jettison.server.launch", _module(serve=serve))
     assert main(["serve", "models/tiny", "--instances", "2", "--api-key", "a", "--api-key", "b"]) == 3
     assert (seen[0].model.model, seen[0].instances, seen[0].server.api_keys) == ("models/tiny", 2, ("a", "b"))
 
