@@ -12,8 +12,7 @@ import pytest
 from fakes import MS, FakeCluster, Faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sleepers import crowd, is_asleep, sleep
-from test_waking import of_kind, run_to
+from sleepers import crowd, is_asleep, of_kind, run_to, sleep
 
 from jettison.core import ports
 from jettison.core.moving.sleeping import SleepState

@@ -12,10 +12,10 @@ import pytest
 from fakes import MS, FakeCluster, Faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sleepers import crowd, is_asleep, sleep
+from sleepers import crowd, is_asleep, of_kind, run_to, sleep
 
 from jettison.core.params import AwakeParams
-from jettison.core.ports import LoadShard, OfflineStored, Record, SendShard, StoredWork
+from jettison.core.ports import LoadShard, OfflineStored, SendShard, StoredWork
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import COEFFICIENTS, CostModel
 from jettison.policy.offline import OfflineParams, SloParams
@@ -25,16 +25,6 @@ from jettison.policy.slo import AHEAD_SHARE
 from jettison.types import ServiceClass
 
 AUTO = AwakeParams(min_awake=2, falls_asleep=True, after_s=0.5)
-
-
-def of_kind(cluster: FakeCluster, kind: str) -> list[Record]:
-    return [r for r in cluster.records if r.kind == kind]
-
-
-def run_to(cluster: FakeCluster, at_ms: float) -> None:
-    """Ticks included, also where nothing is left to do."""
-    cluster.at(int(at_ms * MS), lambda: None)
-    cluster.run(stop=lambda: cluster.now >= at_ms * MS or not cluster.heap or cluster.heap[0][0] > at_ms * MS)
 
 
 # --- pressure -------------------------------------------------------------------------------------------------------
