@@ -376,7 +376,7 @@ async def test_a_late_report_of_a_lost_link_harms_no_later_life(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A survivor that was busy tells of a step of the dead pipeline while, or after, the worker is started again."""
-    monkeypatch.setattr("jettison.live.engine.engine.LINK_GRACE_S", 0.0)
+    monkeypatch.setattr("jettison.live.engine.suspects.LINK_GRACE_S", 0.0)
     given_up: list[int] = []
     async with running(model_dir, 100) as engine:
         crew = engine._crew
