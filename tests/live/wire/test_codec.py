@@ -127,6 +127,7 @@ SPEC = LayoutSpec(frozenset({"embed", "layer:3"}), LayerRange(3, 5), (RetainedKV
     ports.CancelTransfer(0, 9),
     ports.FenceWorker(1, 2, 0, 3),
     m.AdoptWeights(WEIGHTS),
+    m.TakeOver(2, b"signed"),
     m.KnowPeers([m.PeerAddress(1, 2, "unix:/somewhere/link-1.2")]),
     m.ForgetPeer(1, 2),
     m.ReportMemory(4),

@@ -231,7 +231,7 @@ class Assembly:
         if params.provision.num_at_start is not None:
             params = replace(params, provision=replace(params.provision, at_start=frozenset(capacity_blocks)))
         least = min(capacity_blocks.values())
-        of_all = {spec.worker_id: capacity_blocks.get(spec.worker_id, least) for spec in self.worker_specs}
+        of_all = {**dict.fromkeys((spec.worker_id for spec in self.worker_specs), least), **capacity_blocks}
         return ClusterCore(self.shape, self.limits, params, of_all, secret)
 
 
