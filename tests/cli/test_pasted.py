@@ -118,7 +118,7 @@ def test_what_a_key_of_vllm_becomes_keeps_its_line(tmp_path, capsys):
 
 def test_what_has_no_effect_reaches_the_log_and_only_the_commands_own(monkeypatch, capsys):
     seen = []
-    launch = type("Module", (), {"serve": staticmethod(lambda config: seen.append(config.notes) or 0)})
+    launch = type("Module", (), {"serve": staticmethod(lambda config, line: seen.append(config.notes) or 0)})
     monkeypatch.setitem(sys.modules, "jettison.server.launch", launch)
     assert main(["serve", "m", "--enforce-eager", "--gpu-memory-utilization", "0.8", "--hf-token", "s3cret"]) == 0
     assert main(["serve", "m"]) == 0

@@ -11,7 +11,8 @@ NAMES = sorted("""
     activation_delay_seconds activations cancelled checkpoint_frees checkpointed_blocks checkpointed_bytes
     checkpoints_dropped drop_seconds drops exchanged_bytes expert_tokens
     expert_tokens_at_busiest freed_recomputed_tokens hosted_brought_back
-    hosted_carried hosted_given_up instance_start_seconds instance_starts instances_released live_rows migrated_bytes migrated_tokens migration_cached_blocks migrations
+    hosted_carried hosted_given_up instance_start_seconds instance_starts instances_released live_rows
+    migrated_bytes migrated_tokens migration_cached_blocks migrations
     migrations_as_tokens migrations_failed migrations_given_way num_preemptions offline_discards
     offline_output_tokens offline_pauses offline_prompt_tokens online_output_tokens online_prompt_tokens
     packing_migrations packing_queued packing_recomputed packing_refused prefetch_stalls prefetched_blocks

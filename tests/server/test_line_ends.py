@@ -81,7 +81,7 @@ INSIDE = {"json_out.py", "batches/run.py", "batches/check_process.py", "batches/
 
 
 NOT_TOLD = {
-    "conversation.py", "fronts/start.py", "fronts/supervisor.py", "template_sandbox.py", "compiling.py",
+    "conversation.py", "fronts/start.py", "fronts/beside.py", "parent/orders.py", "template_sandbox.py", "compiling.py",
     "compile_process.py", "forced_calls.py", "grammar_texts.py", "parsers/written.py", "structured.py",
 }  # fmt: skip
 """They write JSON that a model or a process of ours reads, or that is a text within an answer."""
