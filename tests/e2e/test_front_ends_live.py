@@ -25,8 +25,14 @@ def fronted(serving, memory_for):
 
 
 def front_pids(pid: int) -> list[int]:
-    children = psutil.Process(pid).children()
-    return sorted(child.pid for child in children if "jettison.server.fronts.process" in child.cmdline())
+    return sorted(child.pid for child in psutil.Process(pid).children() if is_front(child))
+
+
+def is_front(process: psutil.Process) -> bool:
+    try:
+        return "jettison.server.fronts.process" in process.cmdline()
+    except psutil.NoSuchProcess:  # it has ended since it was listed
+        return False
 
 
 def num_clients(pid: int, port: int) -> int:
