@@ -63,9 +63,24 @@ async def test_probes_grow_until_they_tell_and_a_pair_without_an_answer_is_left_
     found = await probed.meter.measure({0: 7, 1: 8, 2: 9}, stages, dict.fromkeys(range(3), 16))
     assert found == pytest.approx({(7, 8): 1e6, (8, 7): 1e5, (7, 9): 1e12, (9, 7): 2e6, (9, 8): 3e6}, rel=1e-3)
     sizes = [len(probe.src_blocks) for probe in probed.seen if (probe.src, probe.dst) == (0, 1)]
-    assert sizes == [1, 2, 4, 8, 16, 32], "25 blocks of 4,000 bytes take a tenth of a second"
+    assert sizes == [1, 2, 4, 8, 16, 32, 32], "25 blocks of 4,000 bytes take a tenth of a second"
     assert all(max(probe.src_blocks) < 16 for probe in probed.seen)
     assert max(len(probe.src_blocks) for probe in probed.seen) == link_classes.MAX_BLOCKS
+
+
+async def test_a_probe_that_was_disturbed_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    probed = Probed({(0, 1): 1e6, (1, 0): 1e6})
+    send = probed.send
+
+    def disturbed_once(worker: int, command: object) -> None:
+        probed.rates[0, 1] = 1e5 if not any(probe.src == 0 for probe in probed.seen) else 1e6
+        send(worker, command)
+
+    monkeypatch.setattr(link_classes, "SPAN_S", 1e-3)
+    monkeypatch.setattr(probed.meter, "_send", disturbed_once)
+    stages = [StagePlan(worker, LayerRange(0, 4)) for worker in range(2)]
+    found = await probed.meter.measure({0: 0, 1: 1}, stages, dict.fromkeys(range(2), 16))
+    assert found == pytest.approx({(0, 1): 1e6, (1, 0): 1e6}, rel=1e-3)
 
 
 async def test_workers_without_a_layer_in_common_are_left_out() -> None:
@@ -90,7 +105,7 @@ async def test_an_engine_measures_its_hosts_and_merges_with_the_nearer(
         assert all(rate < 2 * SLOW for (src, _), rate in networks.items() if src == machine[1])
         links = known_links(engine.core.state)
         assert links is not None
-        assert links.distance(0, 2) == links.distance(2, 0) == FAR < links.distance(1, 0)
+        assert FAR <= max(links.distance(0, 2), links.distance(2, 0)) < links.distance(1, 0)
         engine.orders.request_drop()
         await until(lambda: engine.snapshot().counters["drops"] == 1)
         groups = {group.worker_ids for group in engine.snapshot().groups}

@@ -78,7 +78,7 @@ def parent():
 class Controller:
     """One; ``die`` leaves what a process that is killed leaves."""
 
-    def __init__(self, parent, monkeypatch, num_workers=2, signer=None):
+    def __init__(self, parent, monkeypatch, num_workers=2, signer=None, num_at_start=None):
         heritage, servers = parent.heritage(signer), ForkServers()
         parent.servers.append(servers)
         for module in (spawn_local, keeper, forkserver):
@@ -86,7 +86,8 @@ class Controller:
         self.told, self.exits, self.changed = [], [], asyncio.Event()
         self.spawner = LocalSpawner(worker_command=CHILD, heritage=heritage)
         self.crew = Crew(
-            [spec(i) for i in range(num_workers)], self.spawner, self._event, self._exit, heritage=heritage)
+            [spec(i) for i in range(num_workers)], self.spawner, self._event, self._exit, heritage=heritage,
+            num_at_start=num_at_start)
 
     def _event(self, worker, event):
         self.told.append(event)
@@ -159,6 +160,23 @@ async def test_one_that_has_died_meanwhile_is_started_empty_and_one_that_hangs_a
     assert [second.crew.life(worker) for worker in range(3)] == [0, 1, 1]
     assert not is_alive(pids[2])
     await second.answers(1, [6, 7])
+    await second.crew.close(5.0)
+
+
+async def test_one_that_hangs_and_is_more_than_begin_is_not_there_until_it_is_asked_for(parent, monkeypatch):
+    """Three have outlived a controller that had started one of them as its load grew."""
+    monkeypatch.setattr("jettison.live.engine.crew.TAKE_OVER_S", 5.0)
+    first = await Controller(parent, monkeypatch, 3).start()
+    pids = first.crew.pids
+    first.die()
+    os.kill(pids[0], signal.SIGSTOP)
+    second = Controller(parent, monkeypatch, 3, num_at_start=2)
+    async with asyncio.timeout(PATIENCE_S):
+        await second.start()
+    assert second.crew.pids == {worker: pids[worker] for worker in (1, 2)}
+    assert [event.worker_id for event in second.ready] == [1, 2] and not is_alive(pids[0])
+    assert (await second.crew.restart(0)).worker_id == 0
+    assert second.crew.pids.keys() == {0, 1, 2} and not second.exits
     await second.crew.close(5.0)
 
 

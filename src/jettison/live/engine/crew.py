@@ -139,10 +139,6 @@ class Crew:
         """See ``Spawner.troubles``."""
         return self._spawner.troubles()
 
-    async def able(self, worker: WorkerId) -> None:
-        """See ``Spawner.able``."""
-        await self._spawner.able(worker)
-
     def life(self, worker: WorkerId) -> int:
         """Which life of a worker is the present one."""
         return self._lives[worker].number
@@ -229,6 +225,8 @@ class Crew:
             self._old.append(life)
         if late:
             await asyncio.wait([life.handle.ended for life in late.values()])
+        for worker in late:  # others may be enough
+            del self._lives[worker]
         log.info("%d of %d workers are taken over", len(kept), len(self._specs))
         return kept
 

@@ -130,7 +130,7 @@ class Engine:
         self._restarter = Restarter(
             self._crew.restart, self._on_worker_joined, self._on_worker_gone,
             lambda worker_id, reason: self._handle(ports.StartFailed(worker_id, reason)),
-            max_restarts=faults.max_worker_restarts, window_s=RESTART_WINDOW_S, able=self._crew.able,
+            max_restarts=faults.max_worker_restarts, window_s=RESTART_WINDOW_S, able=spawner.able,
         )
         ready = await self._crew.start()
         ready_ns = time.monotonic_ns()

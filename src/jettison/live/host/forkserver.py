@@ -142,8 +142,9 @@ FORK_SERVERS = ForkServers()
 @contextmanager
 def fork_servers_kept() -> Iterator[None]:
     """While inside, fork servers outlive their keepers: for a process that opens one cluster after another."""
-    FORK_SERVERS.enter()
+    servers = FORK_SERVERS  # a keeper that no code closes leaves when it is collected, and then what it has entered
+    servers.enter()
     try:
         yield
     finally:
-        FORK_SERVERS.leave()
+        servers.leave()
