@@ -18,7 +18,7 @@ COPY src ./src
 # torch comes first, from its own index; the second command finds it there. Ranges of versions are pyproject.toml's. A build
 # that misses the C kernels fails.
 # hadolint ignore=DL3013
-RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "torch>=2.9,<=2.13.0" \
+RUN PIP_INDEX_URL="${TORCH_INDEX}" pip install --no-cache-dir "torch>=2.9,<=2.13.0" \
     && pip install --no-cache-dir ".[${EXTRAS}]" \
     && test -n "$(find /opt/jettison -name 'libjettison_kernels.so')"
 

@@ -83,7 +83,7 @@ class ScaleRung(Rung):
     def decides_nothing_before(self, moment: Moment) -> Calm:
         """No calm on ticks while instances are asked for, as a tick may end that, nor while a process may be given
         back; else calm without end."""
-        may_decide = self.is_open or self.means.sleepers.provisioning.starting or self._idle(0)
+        may_decide = self.is_open or self.means.sleepers.provisioning.starting or self._may_release
         return Calm(0 if moment is Moment.TICK and may_decide else None)
 
     def gauges(self) -> Mapping[str, float]:
@@ -147,11 +147,16 @@ class ScaleRung(Rung):
         self._needed_ns, self._missing_bytes = None, 0
         return [Record("scale_out_over", now_ns, {})]
 
-    def _idle(self, now_ns: int) -> list[IdleProcess]:
-        """The sleepers whose process could be given back, as far as ``--min-instances`` allows any."""
+    @property
+    def _may_release(self) -> bool:
+        """Whether the process of a sleeper could be given back, as far as ``--min-instances`` allows any."""
         sleepers = self.means.sleepers
-        provisioning = sleepers.provisioning
-        if provisioning.num_wanted <= provisioning.least:
+        return bool(sleepers.slept_ns) and sleepers.provisioning.num_wanted > sleepers.provisioning.least
+
+    def _idle(self, now_ns: int) -> list[IdleProcess]:
+        """The sleepers whose process could be given back."""
+        sleepers = self.means.sleepers
+        if not self._may_release:
             return []
         return [
             IdleProcess(worker_id, (now_ns - since_ns) / NANOSECONDS)

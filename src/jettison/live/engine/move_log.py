@@ -52,6 +52,29 @@ def _span(records: deque[Record], after_ns: int, until_ns: int | None) -> Iterab
     return islice(reversed(records), len(records) - end, len(records) - min(first, end))
 
 
+_PLAIN: Mapping[str, tuple[int, str, tuple[str, ...]]] = {
+    "drop_failed": (logging.WARNING, "drop failed: workers %s serve on apart; reason: %s", ("workers", "reason")),
+    "recovery_stuck": (logging.ERROR, "worker %s stays down: %s", ("worker", "reason")),
+    "came_home": (logging.INFO, "worker %s, which a restore had left over, holds all layers", ("worker",)),
+    "falling_asleep": (
+        logging.INFO,
+        "worker %s is put to sleep (level %s): %d requests go elsewhere or end first; reason: %s",
+        ("worker", "level", "requests", "reason"),
+    ),
+    "wake_decided": (logging.INFO, "workers %s are woken; reason: %s", ("workers", "reason")),
+    "stays_awake": (logging.INFO, "worker %s does not go to sleep; reason: %s", ("worker", "reason")),
+    "asleep": (logging.INFO, "worker %s sleeps, after %.0f ms", ("worker", "ms")),
+    "woken": (logging.INFO, "worker %s is awake again, after %.0f ms", ("worker", "ms")),
+    "instance_asked": (logging.INFO, "a process for worker %s is asked for", ("worker",)),
+    "instance_waits": (logging.WARNING, "worker %s waits for its process: %s", ("worker", "reason")),
+    "instance_given_up": (logging.INFO, "worker %s gives its process back: %s", ("worker", "reason")),
+    "instance_released": (logging.INFO, "worker %s gives its process back: %s", ("worker", "reason")),
+    "restore_turned": (
+        logging.INFO, "restore called off: group %s stays merged; reason: %s", ("group", "reason")),
+}
+"""Lines that need a record's fields and nothing else: level, format, fields."""
+
+
 def log_move(record: Record, core: ClusterCore) -> None:
     """Log the record if it is a decision or an end. ``core`` is as it was left by the event that made the record."""
     fields: Mapping[str, Any] = record.fields
@@ -76,8 +99,6 @@ def log_move(record: Record, core: ClusterCore) -> None:
                 " then took %.0f ms",
                 fields["decision_to_first_queued_step_ms"], fields["workers"], fields["step_in_flight_ms"],
             )
-        case "drop_failed":
-            log.warning("drop failed: workers %s serve on apart; reason: %s", fields["workers"], fields["reason"])
         case "restore_begin":
             for restore in (r for r in core.restores if r.group.group_id == fields["group"]):
                 log.info(
@@ -91,33 +112,11 @@ def log_move(record: Record, core: ClusterCore) -> None:
                 "restore done: the pipeline of workers %s is no more; %s of parameters and %s of KV sent, in %.0f ms",
                 fields["workers"], _size(fields["pulled_bytes"]), _size(fields["returned_bytes"]), fields["ms"],
             )
-        case "recovery_stuck":
-            log.error("worker %s stays down: %s", fields["worker"], fields["reason"])
         case "recovered" | "came_home" if fields.get("was_stuck"):
             log.warning("worker %s serves again", fields["worker"])
-        case "came_home":
-            log.info("worker %s, which a restore had left over, holds all layers", fields["worker"])
-        case "falling_asleep":
-            log.info(
-                "worker %s is put to sleep (level %s): %d requests go elsewhere or end first; reason: %s",
-                fields["worker"], fields["level"], fields["requests"], fields["reason"],
-            )
-        case "wake_decided":
-            log.info("workers %s are woken; reason: %s", fields["workers"], fields["reason"])
-        case "stays_awake":
-            log.info("worker %s does not go to sleep; reason: %s", fields["worker"], fields["reason"])
-        case "asleep":
-            log.info("worker %s sleeps, after %.0f ms", fields["worker"], fields["ms"])
-        case "woken":
-            log.info("worker %s is awake again, after %.0f ms", fields["worker"], fields["ms"])
-        case "instance_asked":
-            log.info("a process for worker %s is asked for", fields["worker"])
-        case "instance_waits":
-            log.warning("worker %s waits for its process: %s", fields["worker"], fields["reason"])
-        case "instance_given_up" | "instance_released":
-            log.info("worker %s gives its process back: %s", fields["worker"], fields["reason"])
-        case "restore_turned":
-            log.info("restore called off: group %s stays merged; reason: %s", fields["group"], fields["reason"])
+        case kind if kind in _PLAIN:
+            level, line, names = _PLAIN[kind]
+            log.log(level, line, *(fields[name] for name in names))
 
 
 def _members(stages: Iterable[tuple[WorkerId, LayerRange | tuple[int, int]]]) -> str:
