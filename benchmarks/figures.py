@@ -203,6 +203,15 @@ def _interactive(document: Document) -> str:
     return table(("arm", "TTFT P50, ms", "P99, ms", "gap P99, ms", "offline tokens/s"), rows)
 
 
+@block("masks")
+def _masks(document: Document) -> str:
+    times_ms = {kind: [row["tpot_p50_ms"] for row in document["rows"] if row["kind"] == kind]
+                for kind in ("free", "schema")}  # fmt: skip
+    ratios = [schema / free for free, schema in zip(times_ms["free"], times_ms["schema"], strict=True)]
+    return table(("rounds", "without, TPOT P50, ms", "under a schema", "schema over without"),
+                 [[len(ratios), spread(times_ms["free"]), spread(times_ms["schema"]), spread(ratios)]])  # fmt: skip
+
+
 @block("remap")
 def _remap(document: Document) -> str:
     return table(

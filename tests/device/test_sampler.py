@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import given, settings
 from scipy import stats
 
 from jettison.device.sampler import Sampler, uniform_draws
-from jettison.device.step import SamplingRow, pack_ints, pack_token_set, unpack_token_set
+from jettison.device.step import SamplingRow, is_in_token_set, pack_ints, pack_token_set, unpack_token_set
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
@@ -333,6 +335,34 @@ def test_allowed_tokens_with_truncation_bias_and_penalties() -> None:
     assert greedy(frequency_penalty=2.0, **penalty_fields([5, 5])) == 2
     rows = [spec(row, position=row, top_k=2, allowed_token_ids=pack_token_set([1, 2, 5])) for row in range(200)]
     assert {t.token_id for t in Sampler(8).sample(logits.expand(200, -1), range(200), rows)} == {2, 5}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_greedy_row_whose_likeliest_token_is_known_gets_what_it_gets_without(dtype: torch.dtype) -> None:
+    """Whether or not its set has that token, equal logits, and whatever else the row has."""
+    draws = random.Random(5)
+    logits = (logits_of(300, 60, scale=3.0).round() / 2).to(dtype)
+    likeliest = [row.index(max(row)) for row in logits.tolist()]
+    rows, found = [], Counter[bool]()
+    for row, best in enumerate(likeliest):
+        few = draws.sample(range(60), draws.choice((1, 3, 40)))
+        fields = draws.choice((
+            {}, {"logit_bias": ((few[0], 9.0),)}, {"banned_token_ids": (best,)},
+            {"frequency_penalty": 3.0, **penalty_fields([best, few[0]])},
+            {"repetition_penalty": 2.0, **penalty_fields([best])}, {"temperature": 0.7}, {"logprobs": 2},
+        ))  # fmt: skip
+        allowed = draws.choice((b"", pack_token_set(few), pack_token_set(sorted({*few, best}))))
+        rows.append(spec(row, **{"temperature": 0.0, "allowed_token_ids": allowed} | fields))
+        found[not allowed or is_in_token_set(allowed, best)] += 1
+    assert min(found.values()) > 50
+    sampler = Sampler(60)
+    assert sampler.sample(logits, range(300), rows, likeliest) == sampler.sample(logits, range(300), rows)
+
+
+@pytest.mark.parametrize("ids", [[0], [7, 8, 63, 64], list(range(1, 500, 2))])
+def test_a_set_says_of_each_token_whether_it_has_it(ids: list[int]) -> None:
+    data = pack_token_set(ids)
+    assert [token for token in range(600) if is_in_token_set(data, token)] == ids
 
 
 def test_a_ban_that_would_leave_no_token_is_lifted() -> None:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from jettison.device.step import SamplingRow, set_bits, unpack_ints, unpack_token_set
+from jettison.device.step import SamplingRow, is_in_token_set, set_bits, unpack_ints, unpack_token_set
 from jettison.types import SampledToken, TokenLogprobs
 
 GREEDY_BELOW = 1e-5
@@ -68,15 +68,18 @@ class Sampler:
             slots = [slot_of[spec.row] for spec in sampling]
         except KeyError as error:
             raise ValueError(f"row {error} is not among the sampled rows") from None
+        entries = list(zip(slots, sampling, strict=True))
         if likeliest is not None:
             tokens = list(likeliest)
+            entries = [(slot, spec) for slot, spec in entries if not _is_likeliest(spec, tokens[slot])]
         else:
             tokens = _argmax(logits) if len(slots) < len(rows) else [0] * len(rows)
 
         def choose(start: int, end: int) -> list[int]:
-            return _choose(_widen(logits, slots[start:end]), self.vocab_size, sampling[start:end])
+            part = entries[start:end]
+            return _choose(_widen(logits, [slot for slot, _ in part]), self.vocab_size, [spec for _, spec in part])
 
-        for slot, token in zip(slots, self._by_parts(len(slots), choose), strict=True):
+        for (slot, _), token in zip(entries, self._by_parts(len(entries), choose), strict=True):
             tokens[slot] = token
         results = [SampledToken(token) for token in tokens]
         described = [(slot, spec) for slot, spec in zip(slots, sampling, strict=True) if spec.logprobs >= 0]
@@ -161,6 +164,16 @@ def _widen(logits: Tensor, slots: list[int]) -> Floats:
         wide = wide.view(np.float32)
     wide[:, vocab_size:] = -math.inf
     return wide
+
+
+def _is_likeliest(spec: SamplingRow, token: int) -> bool:
+    """Whether a row's choice is its argmax ``token``: it is greedy, and nothing keeps it from that. A grammar's mask
+    seldom does, and then the row needs no pass over its logits."""
+    if spec.temperature >= GREEDY_BELOW or spec.logit_bias or spec.banned_token_ids:
+        return False
+    if spec.repetition_penalty != 1.0 or spec.frequency_penalty or spec.presence_penalty:
+        return False
+    return not spec.allowed_token_ids or is_in_token_set(spec.allowed_token_ids, token)
 
 
 def _choose(logits: Floats, vocab_size: int, sampling: Sequence[SamplingRow]) -> list[int]:

@@ -80,6 +80,13 @@ def token_words(data: bytes, vocab_size: int) -> npt.NDArray[np.int32]:
     return words.view(_WIRE_INT32)
 
 
+def is_in_token_set(data: bytes, token_id: int) -> bool:
+    """Whether a set has a token. Raises ValueError for other bytes."""
+    if (bits := set_bits(data)) is None:
+        return token_id in unpack_token_set(data)
+    return token_id < 8 * len(bits) and bool(bits[token_id // 8] >> (token_id % 8) & 1)
+
+
 def is_set_inside(data: bytes, vocab_size: int) -> bool:
     """Whether a set has no ids beyond a vocabulary; an empty one is none. Bits beyond are nothing."""
     if data[:1] != _IDS:
