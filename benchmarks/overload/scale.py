@@ -66,7 +66,9 @@ class Watch:
         first_s = _events(url)["now_s"]
 
         def look() -> None:
-            while not over.wait(PERIOD_S):
+            is_last = False
+            while not is_last:  # one more once all is over: it tells what is left
+                is_last = over.wait(PERIOD_S)
                 found = metrics(url, *GAUGES)
                 told = {name: found.get(metric, 0.0) for metric, name in GAUGES.items()}
                 self.samples.append({"t": round(time.monotonic() - begun_s, 1)} | told)
