@@ -261,6 +261,12 @@ def _overload_sweep(document: Document) -> str:
                  rows)  # fmt: skip
 
 
+@block("overload_scale")
+def _overload_scale(document: Document) -> str:
+    rows = document["rows"]
+    return table(("t, s", "what"), [[row["t"], row["what"]] for row in rows if "what" in row])
+
+
 @block("demo_day")
 def _demo_day(document: Document) -> str:
     rows = [

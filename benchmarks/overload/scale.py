@@ -119,8 +119,9 @@ def time_line(watch: Watch, answered: Sequence[Mapping[str, float | None]]) -> l
     last_s = 0.0
     for sample in watch.samples:
         for event in (e for e in watch.events if last_s <= e["t"] < sample["t"]):
-            who = event.get("worker", event.get("workers", ""))
-            rows.append({"t": round(event["t"], 2), "what": f"{TOLD[event['kind']]} ({who})"})
+            where = event.get("worker", event.get("workers"))
+            told = TOLD[event["kind"]] if where is None else f"{TOLD[event['kind']]} ({where})"
+            rows.append({"t": round(event["t"], 2), "what": told})
         came = [row["ttft_s"] for row in answered if last_s <= (row["scheduled_s"] or 0.0) < sample["t"]]
         found = [seconds for seconds in came if seconds is not None]
         rows.append(sample | {"came": len(came), "ttft_p99_s": quantile(found, 0.99) if found else None})
