@@ -177,6 +177,29 @@ async def test_a_sleeper_is_awake_behind_its_controller_s_death_and_costs_no_tok
         assert states() == ["awake", "awake"]
 
 
+async def test_an_instance_that_came_with_the_load_is_taken_over_with_the_others(serving, memory_for, expected):
+    flags = {"memory": memory_for(96, **PRECISION), "api_servers": 1, "max_instances": 3, **PRECISION}
+    with serving(**flags) as served:
+        before = controller_of(served)
+        assert len(served.worker_pids()) == 2
+        request = urllib.request.Request(f"{served.url}/wake_up?instance=2", method="POST")
+        await asyncio.to_thread(urllib.request.urlopen, request, timeout=WAIT_S)
+        await asyncio.to_thread(
+            eventually, lambda: served.metric("jettison:instances_provisioned") == 3 and len(served.worker_pids()) == 3,
+            "a third has come")
+        workers = served.worker_pids()
+
+        async def then():
+            kill(served)
+
+        async with served.async_client(timeout=3 * WAIT_S) as client:
+            assert await all_under_way(served, client, then) == expected
+            await is_back(served, before)
+            assert served.worker_pids() == workers
+            assert "3 of 3 workers are taken over" in served.log()
+            assert await whole(client, 0) == expected[0]
+
+
 async def test_counts_of_front_ends_go_on(fronted):
     name = "vllm:request_success_total"
     start, before = await asyncio.to_thread(fronted.metric, name), controller_of(fronted)
