@@ -47,6 +47,21 @@ def test_a_reflected_proof_is_refused():
         b.feed(reply[-32:])
 
 
+@given(st.integers(1, 200), st.binary(max_size=300))
+def test_bytes_prove_the_same_in_whatever_pieces_they_come(size, behind):
+    a = Handshake(SECRET, Identity(1, 0), Purpose.LINK, initiator=True)
+    b = Handshake(SECRET, Identity(2, 0), Purpose.LINK, initiator=False)
+
+    def taken(data):
+        return b"".join(b.take(data[at : at + size]) for at in range(0, len(data), size))
+
+    reply = taken(a.first())
+    assert not b.done
+    assert taken(a.feed(reply) + behind) == b""
+    assert b.done and b.peer == Identity(1, 0) and b.session_key == a.session_key
+    assert b.rest == behind
+
+
 def test_short_secrets_are_refused():
     with pytest.raises(ValueError):
         Handshake(b"short", Identity(1, 0), Purpose.LINK, initiator=True)

@@ -79,6 +79,8 @@ class Handshake:
         self.done = False
         self.needed = _HELLO.size + (_MAC_BYTES if initiator else 0)
         """Bytes of the next message to feed; 0 when done."""
+        self.rest = b""
+        """What ``take`` has not fed: part of a message, or, when ``done``, what the peer sent behind its proof."""
 
     @property
     def _hello(self) -> bytes:
@@ -120,6 +122,15 @@ class Handshake:
         self._verify(message, b"initiate")
         self._finish()
         return b""
+
+    def take(self, data: bytes) -> bytes:
+        """Feed bytes however they come in; returns what is to be sent, which may be nothing. Raises HandshakeError."""
+        self.rest += data
+        replies = b""
+        while not self.done and len(self.rest) >= self.needed:
+            message, self.rest = self.rest[: self.needed], self.rest[self.needed :]
+            replies += self.feed(message)
+        return replies
 
     def _read_hello(self, hello: bytes) -> None:
         magic, purpose, worker_id, epoch, _ = _HELLO.unpack(hello)

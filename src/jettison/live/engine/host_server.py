@@ -128,7 +128,6 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._settled = settled
         self._handshake: Handshake | None = None
-        self._unproven = b""
         self._messages = MessageBuffer(h.MAX_WORD_BYTES)
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -190,13 +189,10 @@ class _Connection(asyncio.Protocol):
     def _prove(self, handshake: Handshake, data: bytes) -> bytes:
         """Feed the handshake; returns what came after it. Raises HandshakeError."""
         assert self._transport is not None and self._deadline is not None
-        self._unproven += data
-        while not handshake.done:
-            if len(self._unproven) < handshake.needed:
-                return b""
-            message, self._unproven = self._unproven[: handshake.needed], self._unproven[handshake.needed :]
-            if answer := handshake.feed(message):
-                self._transport.write(answer)
+        if answer := handshake.take(data):
+            self._transport.write(answer)
+        if not handshake.done:
+            return b""
         if handshake.peer != self.keeper:
             raise HandshakeError(f"a certificate of {self.keeper} where {handshake.peer} has proven itself")
         self._deadline.cancel()
@@ -205,7 +201,7 @@ class _Connection(asyncio.Protocol):
         self.host = f"of {name_of(self.keeper)}, which has not said where it is,"  # shared with no other
         self.lease = Grantor(self._server.times, boot_clock_s())
         self._server.joined(self)
-        return self._unproven
+        return handshake.rest
 
 
 async def _serve(sock: socket.socket) -> None:

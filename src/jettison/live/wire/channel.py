@@ -299,7 +299,6 @@ class _Connection(asyncio.Protocol):
         self._enrols = False
         """It was opened to ask for a certificate, and for nothing else."""
         self._tls: ssl.SSLObject | None = None
-        self._unproven = b""
         self._messages = MessageBuffer()
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -354,13 +353,10 @@ class _Connection(asyncio.Protocol):
     def _prove(self, handshake: Handshake, data: bytes) -> bytes:
         """Feed the handshake; returns what came after it."""
         assert self._transport is not None and self._deadline is not None
-        self._unproven += data
-        while not handshake.done:
-            if len(self._unproven) < handshake.needed:
-                return b""
-            message, self._unproven = self._unproven[: handshake.needed], self._unproven[handshake.needed :]
-            if answer := handshake.feed(message):
-                self._transport.write(answer)
+        if answer := handshake.take(data):
+            self._transport.write(answer)
+        if not handshake.done:
+            return b""
         worker_id, life = handshake.peer
         self._enrols = handshake.purpose is Purpose.ENROL
         if self._tls is not None:
@@ -373,4 +369,4 @@ class _Connection(asyncio.Protocol):
         self.worker_id = worker_id
         if not self._enrols:
             self._server.proven(self)
-        return self._unproven
+        return handshake.rest
