@@ -32,7 +32,9 @@ parts of a JSON value may be flags (`--default-chat-template-kwargs.enable_think
 keys of both. `jettison config show`, `batch run` and `profile` take the same flags.
 
 What differs without a flag: `--host` is 127.0.0.1 (vLLM: all addresses), a token budget is 512 (`--max-num-seqs` where
-that is more), `--shutdown-timeout` 30 s, and `--gpu-memory-utilization` 0.9.
+that is more), `--shutdown-timeout` 30 s, `--gpu-memory-utilization` 0.9. Schemas stay open
+(`--structured-outputs-config.disable_additional_properties true` closes them); four stop strings, temperatures to 2,
+bodies of 4 MiB.
 
 Of the environment `VLLM_API_KEY` is taken as `JETTISON_API_KEY` is, where that is not set: a server that was closed
 stays closed. No other variable of vLLM's is read.
@@ -56,8 +58,8 @@ Prompts are texts, token ids, or mappings with `prompt` or `prompt_token_ids`; a
 `text`, `token_ids`, `finish_reason`, `stop_reason`, `logprobs`. Without parameters the maker's sampling holds, and 16
 tokens. The engine is that of the server, on a thread of its own: a script needs no guard, and a notebook's loop is not
 in the way. Mistakes are one line (`jettison.errors.UserError`). `get_tokenizer()` gives a small object of our own, with
-`encode`, `decode`, `apply_chat_template` and the special tokens, not one of transformers. Texts are what the model
-writes; with `reasoning_parser=NAME` a grammar binds what stands behind the thoughts.
+`encode`, `decode`, `apply_chat_template` and the special tokens. `structured_outputs={{"choice": [...]}}` binds.
+Texts are what the model writes; with `reasoning_parser=NAME` a grammar binds what stands behind the thoughts.
 
 """
 

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 
-from jettison.config.modelcache import fetch_hint, fetched_model
+from jettison.config.modelcache import FETCHABLE, fetch_hint, fetched_model
 from jettison.errors import ConfigError
 
 _REPOSITORY = "models--"
@@ -92,7 +92,8 @@ def download_hint(named: str) -> str:
         return f" (`jettison model import {shlex.quote(named)} DIR` makes one of a GGUF file)"
     found = _id_of(named)
     if found is None:
-        return ""
+        is_name = re.fullmatch(r"[\w-][\w.-]*", named) is not None
+        return f" (names to fetch: {', '.join(FETCHABLE)}; of the hub: ORG/NAME)" if is_name else ""
     return f" (not in the hub's cache {caches()[0]}: after `hf download {found}` the same command serves it)"
 
 

@@ -100,7 +100,10 @@ def count_from(minimum: int) -> Parser:
                 raise ValueError(f"takes no part of {unit}: write {whole}{part}{unit.lower()} for a power of ten")
             scale = 1000 if unit.islower() else 1024
             number = round(float(whole + (part or "")) * scale ** ("kmg".index(unit.lower()) + 1))
-        return int(str(plain(number)))
+        try:
+            return int(str(plain(number)))
+        except ValueError as error:
+            raise ValueError(f"{error} (4k is 4000, 32K is 32768)") from None
 
     return parse
 

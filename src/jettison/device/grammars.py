@@ -380,7 +380,7 @@ class Grammars:
             tokenizer = self._tokenizer(row.end_token_ids)
             state = GrammarState(tokenizer, row, self._copy(tokenizer, row))
             return _Built(state, state.mask_behind(row))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this request only
+        except BaseException as error:  # noqa: BLE001 - a panic of the library too; it concerns this request only
             return _Built(None, _as_failure(error))
 
     def _copy(self, tokenizer: LLTokenizer, row: GrammarRow) -> LLMatcher:
@@ -412,11 +412,11 @@ def _make(known: list[_Known], made: dict[int, bytes | GrammarFailure | None]) -
         try:
             made[row] = state.mask_behind(grammar)
             state.mask_s = time.perf_counter() - begin_s
-        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row only
+        except BaseException as error:  # noqa: BLE001 - a panic of the library too; it concerns this row only
             made[row] = _as_failure(error)
 
 
-def _as_failure(error: Exception) -> GrammarFailure:
+def _as_failure(error: BaseException) -> GrammarFailure:
     if isinstance(error, GrammarFailure):
         return error
     logger.error("a grammar cannot be followed", exc_info=error)

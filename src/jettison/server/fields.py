@@ -198,7 +198,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise bad_request("The request body is nested too deeply.", code="invalid_json") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        message = f"The request body is not valid JSON: {why_no_text(body) or error}."
+        message = f"The request body is not valid JSON: {why_no_text(body) or _half_a_pair(body) or error}."
         raise bad_request(message, code="invalid_json") from None
     if not isinstance(document, dict):
         raise bad_request("The request body must be a JSON object.", code="invalid_json")
@@ -214,6 +214,16 @@ def why_no_text(body: bytes) -> str | None:
     except UnicodeDecodeError as error:  # the JSON decoder's own position counts from the start of a string
         return f"byte {error.start} (0x{body[error.start]:02x}) is no UTF-8"
     return None
+
+
+def _half_a_pair(body: bytes) -> str | None:
+    """The first escape of a high surrogate without its low one, which the JSON decoder takes for a body that was cut
+    off; None where there is none."""
+    found = _LONE_SURROGATE.search(body)
+    return None if found is None else f"{found[1].decode()} at byte {found.start(1)} is half of a surrogate pair"
+
+
+_LONE_SURROGATE = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})")
 
 
 def parse_fields(document: dict[str, Any], fields: type[Fields], warnings: FieldWarnings) -> Fields:
