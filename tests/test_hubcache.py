@@ -182,6 +182,10 @@ def test_a_gguf_file_gets_the_command_that_makes_a_folder_of_it(tmp_path):
         read_config(tmp_path / "model.gguf")
 
 
-@pytest.mark.parametrize("named", ["./Qwen/Qwen3", "/Qwen/Qwen3", "../a/b", "a/b/c", "tiny", "."])
+@pytest.mark.parametrize("named", ["./Qwen/Qwen3", "/Qwen/Qwen3", "../a/b", "a/b/c", "."])
 def test_a_path_gets_none(named):
     assert download_hint(named) == ""
+
+
+def test_one_word_gets_the_names_that_can_be_fetched():
+    assert download_hint("smollm3") == " (names to fetch: smollm2, smollm2-q4; of the hub: ORG/NAME)"
