@@ -35,6 +35,8 @@ from longrun import part_of
 
 pytestmark = pytest.mark.live
 
+MOST_TRIES = 6
+"""Until a place is met that only some rounds come by."""
 IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 """Of tests that share an engine. They come last: it would not be looked after while another loop runs."""
 
@@ -155,8 +157,11 @@ async def test_deaths_on_the_way_to_sleep_and_back(name: str, rounds: FaultRound
                          ids=["migrations and waking", "copies and steps that are given up"])  # fmt: skip
 async def test_deaths_in_what_is_done_for_requests_lose_nothing(names: tuple[str, ...], rounds: FaultRounds) -> None:
     for seed, name in enumerate(names):
-        report = await rounds.run(schedule_of(name, seed % 2, seed))
-        assert not report.problems, report
+        for more in range(MOST_TRIES):  # a step is given up where an online request comes as offline ones run alone
+            report = await rounds.run(schedule_of(name, (seed + more) % 2, seed + 100 * more))
+            assert not report.problems, report
+            if report.reached:
+                break
         assert report.reached, name
 
 
