@@ -23,6 +23,14 @@ def tell(event):
     os.write(1, msgspec.json.encode(event) + b"\n")
 
 
+def text_of(path):
+    """Empty where there is no file, or none of its text yet."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
+
+
 def main(folder):
     reader = os.fdopen(0, "rb", buffering=0)
     line = reader.readline()
@@ -35,12 +43,12 @@ def main(folder):
     tell(p.Opened("10.0.0.1"))
     was_away = False
     while True:
-        is_away = (folder / "away").exists()
-        if is_away and not was_away:
-            tell(p.Head((folder / "away").read_text()))
-        if was_away and not is_away:
+        why_away = text_of(folder / "away")
+        if why_away and not was_away:
+            tell(p.Head(why_away))
+        if was_away and not why_away:
             return
-        was_away = is_away
+        was_away = bool(why_away)
         if not select.select([reader], [], [], 0.01)[0]:
             continue
         line = reader.readline()
