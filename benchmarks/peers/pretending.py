@@ -166,6 +166,11 @@ class PretendingSpawner:
     def host_of(self, worker: int) -> str:
         return "here"
 
+    def troubles(self) -> Sequence[str]:
+        return ()
+
+    async def able(self, worker: int) -> None: ...
+
     def empty_shared_copies(self) -> None: ...
 
 
@@ -191,7 +196,6 @@ class Worker(asyncio.Protocol):
     def __init__(self, start: WorkerStart, step_s: float, capacity_blocks: int, gaps: Gaps) -> None:
         self._id = start.spec.worker_id
         self._proof = Handshake(start.secret, Identity(self._id, start.epoch), Purpose.CONTROL, initiator=True)
-        self._unproven = b""
         self._step_s = step_s
         self._capacity_blocks = capacity_blocks
         self._gaps = gaps
@@ -205,12 +209,10 @@ class Worker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._proof.done:
-            self._unproven += data
-            if len(self._unproven) < self._proof.needed:
+            self._transport.write(self._proof.take(data))
+            if not self._proof.done:
                 return
-            needed = self._proof.needed
-            self._transport.write(self._proof.feed(self._unproven[:needed]))
-            data = self._unproven[needed:]
+            data = self._proof.rest
             self._say(m.WorkerReady(self._id, 0, self._capacity_blocks, 0, "none", {}, NOTHING_READ))
         for message in self._messages.feed(data):
             match codec.decode_command(message):
