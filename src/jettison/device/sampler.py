@@ -68,29 +68,30 @@ class Sampler:
             slots = [slot_of[spec.row] for spec in sampling]
         except KeyError as error:
             raise ValueError(f"row {error} is not among the sampled rows") from None
-        entries = list(zip(slots, sampling, strict=True))
+        asked = list(zip(slots, sampling, strict=True))
+        open_rows = asked
         if likeliest is not None:
             tokens = list(likeliest)
-            entries = [(slot, spec) for slot, spec in entries if not _is_likeliest(spec, tokens[slot])]
+            open_rows = [(slot, spec) for slot, spec in asked if not _is_likeliest(spec, tokens[slot])]
         else:
             tokens = _argmax(logits) if len(slots) < len(rows) else [0] * len(rows)
 
         def choose(start: int, end: int) -> list[int]:
-            part = entries[start:end]
+            part = open_rows[start:end]
             return _choose(_widen(logits, [slot for slot, _ in part]), self.vocab_size, [spec for _, spec in part])
 
-        for (slot, _), token in zip(entries, self._by_parts(len(entries), choose), strict=True):
+        for (slot, _), token in zip(open_rows, self._by_parts(len(open_rows), choose), strict=True):
             tokens[slot] = token
         results = [SampledToken(token) for token in tokens]
-        described = [(slot, spec) for slot, spec in zip(slots, sampling, strict=True) if spec.logprobs >= 0]
+        described = [(slot, spec) for slot, spec in asked if spec.logprobs >= 0]
 
         def describe(start: int, end: int) -> list[TokenLogprobs]:
             part = [slot for slot, _ in described[start:end]]
-            asked = [spec.logprob_token_ids for _, spec in described[start:end]]
+            named = [spec.logprob_token_ids for _, spec in described[start:end]]
             num_tops = [0 if spec.logprob_token_ids else spec.logprobs for _, spec in described[start:end]]
             logprobs = _log_softmax(logits, part)
             entries = _describe(logprobs, [tokens[slot] for slot in part], num_tops)
-            return [_of_tokens(*each) for each in zip(entries, logprobs, asked, strict=True)]
+            return [_of_tokens(*each) for each in zip(entries, logprobs, named, strict=True)]
 
         for (slot, _), logprobs in zip(described, self._by_parts(len(described), describe), strict=True):
             results[slot] = SampledToken(tokens[slot], logprobs)

@@ -227,9 +227,9 @@ class ServerMetrics(Collector):
 
     def exposition(self) -> bytes:
         """The scrape's body."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        return generate_latest(registry)
+        collectors = CollectorRegistry(auto_describe=False)
+        collectors.register(self)
+        return generate_latest(collectors)
 
     def collect(self) -> Iterable[Metric]:
         """Every family, from one snapshot."""

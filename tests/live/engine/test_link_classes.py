@@ -83,6 +83,22 @@ async def test_a_probe_that_was_disturbed_does_not_count(monkeypatch: pytest.Mon
     assert found == pytest.approx({(0, 1): 1e6, (1, 0): 1e6}, rel=1e-3)
 
 
+async def test_a_second_probe_without_an_answer_leaves_the_first_one_s_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    probed = Probed({(0, 1): 1e6, (1, 0): 1e6})
+    send = probed.send
+
+    def answered_once(worker: int, command: object) -> None:
+        probed.rates[0, 1] = None if any(probe.src == 0 for probe in probed.seen) else 1e6
+        send(worker, command)
+
+    monkeypatch.setattr(link_classes, "SPAN_S", 1e-3)
+    monkeypatch.setattr(link_classes, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(probed.meter, "_send", answered_once)
+    stages = [StagePlan(worker, LayerRange(0, 4)) for worker in range(2)]
+    found = await probed.meter.measure({0: 0, 1: 1}, stages, dict.fromkeys(range(2), 16))
+    assert found == pytest.approx({(0, 1): 1e6, (1, 0): 1e6}, rel=1e-3)
+
+
 async def test_workers_without_a_layer_in_common_are_left_out() -> None:
     stages = [StagePlan(0, LayerRange(0, 2)), StagePlan(1, LayerRange(2, 4))]
     assert await Probed({}).meter.measure({0: 0, 1: 1}, stages, {0: 16, 1: 16}) == {}

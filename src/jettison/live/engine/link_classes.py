@@ -69,11 +69,12 @@ class LinkMeter:
                 async with asyncio.timeout(PATIENCE_S):
                     ended = await self._probe(src.worker_id, dst.worker_id, layers, blocks)
             except TimeoutError:
-                log.warning("the network from worker %d to worker %d is not measured", src.worker_id, dst.worker_id)
-                return None
-            if not ended.complete:
-                return None
-            took_s = max(1, ended.duration_ns) / NANOSECONDS
+                if before is None:
+                    log.warning("the network from worker %d to worker %d is not measured", src.worker_id, dst.worker_id)
+                return before
+            took_s = ended.duration_ns / NANOSECONDS
+            if not ended.complete or not took_s:
+                return before
             rate = ended.num_bytes / took_s
             if before is not None:
                 return max(before, rate)
