@@ -185,7 +185,7 @@ def row_of(seed: int, contender: str, run: RunResult) -> Row:
     row: Row = {"seed": seed, "contender": contender, "requests": run.requests.submitted,
                 "failed": run.requests.unanswered, "tokens_per_s": run.output_tokens_per_s}  # fmt: skip
     for name, of in {"ttft": run.ttft_s, "tpot": run.tpot_s, "e2e": run.e2e_s}.items():
-        row |= {f"{name}_p50_s": of.p50, f"{name}_p99_s": of.p99}
+        row |= {f"{name}_mean_s": of.mean, f"{name}_p50_s": of.p50, f"{name}_p99_s": of.p99}
     return row | {name: run.events.get(name, 0) for name in EVENTS} | {"fairness": run.config["fairness"]}
 
 
@@ -197,9 +197,9 @@ def compared(texts: dict[str, dict[int, str]]) -> Row:
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """Each row with its P99 TTFT, P50 TPOT and P50 end to end over those of ``drop`` at its seed."""
+    """Each row with its P99 TTFT, P50 TPOT and its times end to end over those of ``drop`` at its seed."""
     drops = {row["seed"]: row for row in rows if row["contender"] == "drop"}
-    columns = ("ttft_p99_s", "tpot_p50_s", "e2e_p50_s")
+    columns = ("ttft_p99_s", "tpot_p50_s", "e2e_mean_s", "e2e_p50_s")
     return [
         row | {f"{key}_over_drop": ratio(row[key], drops.get(row["seed"], {}).get(key)) for key in columns}
         for row in rows
