@@ -83,7 +83,7 @@ PROGRAM = textwrap.dedent("""
     from jettison.server.parent import orders as o
     from jettison.server.parent import process
 
-    process.PING_S, process.MOST_UNANSWERED = 0.02, 20
+    process.PING_S, process.MOST_UNANSWERED, process.MOST_UNANSWERED_IMPORTING = 0.02, 20, 20
     notes = Path(sys.argv[1])
     what = sys.argv[2].split(",")
 
@@ -98,6 +98,8 @@ PROGRAM = textwrap.dedent("""
         me = what[min(max(1, epoch), len(what)) - 1]
         if me == "fails":
             return 5
+        if me == "stuck":
+            time.sleep(3600)
         sock = line._sock
         o.send(sock, o.Ready("weights"))
         while True:
@@ -223,6 +225,13 @@ def test_a_controller_that_hangs_is_killed_and_followed(tmp_path):
         made.until(lambda: len(made.controllers()) == 2)
         assert is_gone(int(made.controllers()[0][0]))
         made.serving(2)
+
+
+def test_one_that_hangs_on_its_way_back_is_killed_and_followed(tmp_path):
+    with server(tmp_path, "serves,stuck,serves") as made:
+        os.kill(made.serving(), signal.SIGKILL)
+        made.serving(3)
+        assert is_gone(int(made.controllers()[1][0]))
 
 
 def test_a_stopped_controller_is_killed_and_followed(tmp_path):

@@ -42,6 +42,8 @@ MOST_UNANSWERED = 30
 """Questions, one each ``PING_S``, after which a controller that has said nothing is killed: its loop stands still. They
 are counted, not timed, so that a stop of this process is not held against it. As long as a controller leaves a front
 end."""
+MOST_UNANSWERED_IMPORTING = 60
+"""The same for one on its way back: before its loop runs it imports for ten seconds, on a busy machine for more."""
 END_S = 3.0
 """Time for front ends to write their last bytes and end, before they are killed."""
 
@@ -130,7 +132,9 @@ class Parent:
             return theirs
         theirs.close()
         ours.setblocking(False)
-        self._line, self._num_unanswered, self._ping_s = _Line(pid, ours), 0, None
+        self._line, self._num_unanswered = _Line(pid, ours), 0
+        # The first one may take its time before it serves: its clients, and a service manager, wait for it or not.
+        self._ping_s = time.monotonic() + PING_S if self._rules.state is ServerPhase.COMING_BACK else None
         self._poll.register(ours, select.POLLIN)
         if self._rules.state is ServerPhase.STOPPING:  # a signal that came meanwhile
             self._say(o.Stop())
@@ -227,8 +231,10 @@ class Parent:
         if self._line is not None and self._is_due(self._ping_s):
             self._ping_s = time.monotonic() + PING_S
             self._num_unanswered += 1
-            if self._num_unanswered > MOST_UNANSWERED:
-                logger.error("the controller has said nothing for %g s and is killed", MOST_UNANSWERED * PING_S)
+            is_back = self._rules.state is not ServerPhase.COMING_BACK
+            most_unanswered = MOST_UNANSWERED if is_back else MOST_UNANSWERED_IMPORTING
+            if self._num_unanswered > most_unanswered:
+                logger.error("the controller has said nothing for %g s and is killed", most_unanswered * PING_S)
                 self._ping_s = None
                 os.kill(self._line.pid, signal.SIGKILL)
             else:
