@@ -4,6 +4,7 @@ workers stay and load nothing, a batch ends each line once."""
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import re
@@ -197,6 +198,28 @@ async def test_an_instance_that_came_with_the_load_is_taken_over_with_the_others
             await is_back(served, before)
             assert served.worker_pids() == workers
             assert "3 of 3 workers are taken over" in served.log()
+            assert await whole(client, 0) == expected[0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+async def test_workers_that_ray_has_placed_are_taken_over_and_placed_again(serving, memory_for, expected):
+    flags = {"memory": memory_for(96, **PRECISION), "api_servers": 1, "launcher": "ray", "lease": 30, **PRECISION}
+    with serving(**flags) as served:
+        workers, before = sorted(served.worker_pids()), controller_of(served)
+        assert len(workers) == 2
+
+        async def then():
+            kill(served)
+
+        async with served.async_client(timeout=3 * WAIT_S) as client:
+            assert await all_under_way(served, client, then) == expected
+            await is_back(served, before)
+            assert sorted(served.worker_pids()) == workers
+            assert "2 of 2 workers are taken over" in served.log()
+            fork_server = psutil.Process(workers[0]).parent()
+            fork_server.parent().kill()  # the keeper: another is placed, once Ray's driver has joined again
+            await asyncio.to_thread(
+                eventually, lambda: len(served.worker_pids() - {workers[0]}) == 2, "another keeper is placed")
             assert await whole(client, 0) == expected[0]
 
 

@@ -9,10 +9,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
+from cryptography import x509
 
+from jettison.errors import LinkDownError
 from jettison.server.parent.rules import (
     MOST_PAUSE_S,
     MOST_RESTARTS,
@@ -23,6 +27,10 @@ from jettison.server.parent.rules import (
     StartAgain,
     exit_code,
 )
+from jettison.server.parent.signing import Sign, SigningDesk, lent_authority
+from jettison.transport.authority import MAX_REQUEST_BYTES
+from jettison.transport.handshake import Identity
+from jettison.transport.tls import Papers, TlsContexts, name_of
 from waiting import PATIENCE_S
 
 # --- rules
@@ -85,6 +93,8 @@ PROGRAM = textwrap.dedent("""
 
     process.PING_S, process.MOST_UNANSWERED, process.MOST_UNANSWERED_IMPORTING = 0.02, 20, 20
     notes = Path(sys.argv[1])
+    if sys.argv[4:]:
+        from jettison.transport.handshake import Identity
     what = sys.argv[2].split(",")
 
     def note(*words):
@@ -95,6 +105,9 @@ PROGRAM = textwrap.dedent("""
         heritage = line.heritage
         epoch = 0 if heritage is None else heritage.epoch
         note("controller", os.getpid(), epoch, line.weights)
+        if sys.argv[4:]:
+            papers = heritage.authority.papers_for(Identity(3, epoch))
+            note("papers", *(part.hex() for part in papers))
         me = what[min(max(1, epoch), len(what)) - 1]
         if me == "fails":
             return 5
@@ -115,17 +128,18 @@ PROGRAM = textwrap.dedent("""
             if isinstance(message, o.Stop if me == "serves" else o.Force):
                 return 0 if me == "serves" else 1
 
-    code = process.Parent(controller, 0, "127.0.0.1", 0, float(sys.argv[3])).run()
+    parent = process.Parent(controller, 0, "127.0.0.1", 0, float(sys.argv[3]), spans_hosts=bool(sys.argv[4:]))
+    code = parent.run()
     sys.exit(code)
 """)
 
 
 class Server:
-    def __init__(self, folder, what, orphan_timeout_s=60.0):
+    def __init__(self, folder, what, orphan_timeout_s=60.0, *more):
         self.notes = folder / "notes"
         self.notes.touch()
         environment = os.environ | {"TMPDIR": str(folder)}
-        command = (sys.executable, "-c", PROGRAM, str(self.notes), what, str(orphan_timeout_s))
+        command = (sys.executable, "-c", PROGRAM, str(self.notes), what, str(orphan_timeout_s), *more)
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
 
     def lines(self):
@@ -242,12 +256,50 @@ def test_a_stopped_controller_is_killed_and_followed(tmp_path):
         assert is_gone(first)
 
 
+def test_the_parent_signs_for_every_controller_with_one_key_that_none_of_them_has(tmp_path):
+    with server(tmp_path, "serves", 60.0, "spans-hosts") as made:
+        os.kill(made.serving(), signal.SIGKILL)
+        made.serving(2)
+        papers = [Papers(*map(bytes.fromhex, line.split()[1:])) for line in made.lines() if line.startswith("papers")]
+    first, second = papers
+    assert first.authority == second.authority and first.certificate != second.certificate
+    for epoch, each in enumerate(papers, 1):
+        assert x509.load_pem_x509_certificate(each.certificate).subject.rfc4514_string() == (
+            f"CN={name_of(Identity(3, epoch))}")  # fmt: skip
+        TlsContexts(each)  # they go together
+
+
 def test_a_controller_ends_with_its_parent_and_the_folder_goes(tmp_path):
     with server(tmp_path, "serves") as made:
         controller = made.serving()
         made.process.kill()
         made.until(lambda: is_gone(controller))
         made.until(lambda: not folders(tmp_path))
+
+
+def test_what_cannot_be_signed_is_refused_and_the_desk_lives_on():
+    desk = SigningDesk()
+    ours = desk.open()
+    authority = lent_authority(ours, desk.certificate)
+    with ThreadPoolExecutor(1) as pool:
+
+        def asked(call, *arguments):
+            asking = pool.submit(call, *arguments)
+            while not asking.done():
+                desk.answer()
+            return asking.result()
+
+        with pytest.raises(LinkDownError, match="no signing request"):
+            asked(authority.sign, b"no request", Identity(1, 0))
+        with pytest.raises(LinkDownError, match="bytes"):
+            authority.sign(bytes(MAX_REQUEST_BYTES + 1), Identity(1, 0))
+        with pytest.raises(LinkDownError):
+            asked(authority.sign, msgspec.msgpack.encode(Sign(b"", Identity(1, 0))), Identity(1, 0))
+        TlsContexts(asked(authority.papers_for, Identity(1, 0)))
+    desk.close()
+    with pytest.raises(LinkDownError, match="the parent does not sign"):
+        authority.papers_for(Identity(1, 0))
+    ours.close()
 
 
 def test_the_parent_is_small():

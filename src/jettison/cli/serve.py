@@ -55,4 +55,7 @@ def _run(config: EngineConfig) -> int:
 
     install_log(str(config.log_level))
     server = config.server
-    return Parent(controller, config.api_servers, server.host, server.port, config.faults.orphan_timeout_s).run()
+    return Parent(
+        controller, config.api_servers, server.host, server.port, config.faults.orphan_timeout_s,
+        spans_hosts=config.hosts.launcher != "local",
+    ).run()

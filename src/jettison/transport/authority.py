@@ -9,6 +9,7 @@ Keys are P-256 and certificates X.509, made by the ``cryptography`` package, whi
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -95,6 +96,19 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         return made.public_bytes(serialization.Encoding.PEM)
+
+
+class LentAuthority(Authority):
+    """One whose key is in another process, which signs what it is asked for."""
+
+    def __init__(self, certificate: bytes, ask: Callable[[bytes, Identity], bytes]) -> None:
+        """``certificate``: its own, PEM. ``ask``: as ``sign``."""
+        self.certificate = certificate
+        self._ask = ask
+
+    def sign(self, request: bytes, identity: Identity) -> bytes:
+        """See ``Authority.sign``; LinkDownError also where there is no answer."""
+        return self._ask(request, identity)
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

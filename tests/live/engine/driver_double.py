@@ -4,7 +4,7 @@
 
 Each start leaves ``open-N`` there, with the ``Open`` that it was given. ``no-room``: it says so with the file's text.
 ``away``: the head is, for the file's text; when the file goes, the process ends. ``silent``: what is to be placed never
-is. Each ``Remove`` leaves ``removed-NUMBER-LIFE``.
+is. Each ``Remove`` leaves ``removed-NUMBER-LIFE``, and ``GiveBack`` leaves ``given-back``.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def main(folder):
         elif isinstance(command, p.Remove):
             (folder / f"removed-{command.number}-{command.life}").touch()
             tell(p.Over(command.number, command.life, None))
+        elif isinstance(command, p.GiveBack):
+            (folder / "given-back").touch()
 
 
 main(Path(sys.argv[1]))

@@ -36,6 +36,9 @@ class ProcessPlacer:
     async def open(self):
         return self.own_ip
 
+    def reopen(self, homes):
+        self.homes = homes
+
     async def place(self, post):
         if self.fails is not None:
             raise self.fails

@@ -95,6 +95,20 @@ async def test_a_driver_after_another_adopts_its_room_and_hears_where_keepers_li
     assert (first.name, first.homes, second.homes) == (second.name, {}, {0: "10.0.0.2"}) and first.name
 
 
+async def test_behind_another_controller_it_joins_beside_and_what_has_died_meanwhile_waits_for_that(driven):
+    driven.kill()
+    await driven.joined(2)
+    later = Driven(driven.folder)
+    later.placer.reopen({(0, 3): "10.0.0.7"})
+    placed = asyncio.create_task(later.placer.place(post(1)))
+    await later.joined(3)
+    assert await asyncio.wait_for(placed, PATIENCE_S) == b"\0"
+    assert later.openings()[-1].homes == {0: "10.0.0.7"}
+    assert not (later.folder / "given-back").exists(), "the room is the next controller's until one ends in order"
+    await later.placer.close()
+    assert later.placer.pid is None and (later.folder / "given-back").exists()
+
+
 async def test_what_waits_for_a_place_hears_that_the_driver_has_ended_and_one_that_lives_is_unwatched(driven):
     await driven.placer.place(post(0))
     watching = asyncio.create_task(driven.placer.ended(post(0)))

@@ -188,12 +188,12 @@ class Crew:
         if self._spawner.spans_hosts:
             from jettison.transport.authority import Authority  # brings cryptography
 
-            self._authority = Authority()
+            self._authority = (self._heritage and self._heritage.authority) or Authority()
             tls = control_context(self._authority.papers_for(CONTROLLER))
         address = await self._spawner.open(self._authority)
         listener = None
         if self._heritage is not None:
-            listener = self._heritage.control
+            listener = self._heritage.listener_at(address)
             await self._adopt()
         self._control_address = await self._server.start(address, tls, listener)
 

@@ -71,7 +71,7 @@ class Engine:
         self._config = config
         self._spawner = spawner
         self._must_serve = must_serve
-        self._heritage = heritage if config.hosts.launcher == "local" else None  # leases end workers of other hosts
+        self._heritage = heritage
         self._state: EngineState = "loading"
         self._streams: dict[RequestId, Stream] = {}
         self._assembly: Assembly | None = None

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
 from jettison.errors import JettisonError
+from jettison.live.host.heritage import Heritage
 from jettison.live.host.keeper import worker_environment
 from jettison.live.wire import host_orders as h
 from jettison.transport.handshake import Identity
@@ -38,7 +43,7 @@ class HostDoor:
         self._lease_s = lease_s
         self._on_word = on_word
         self._on_end = on_end
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | _Found | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
 
@@ -47,9 +52,31 @@ class HostDoor:
         """The process is there."""
         return self._listening is not None and not self._listening.done()
 
-    async def start(self, address: str, papers: Papers) -> str:
-        """Listen at ``tcp:<interface>:<port>``; returns the address with the port that it has got. Raises OSError,
-        JettisonError."""
+    async def find(self, heritage: Heritage) -> h.DoorTaken | None:
+        """The process of an earlier controller, with the keepers that have outlived that one; None: there is none that
+        obeys this controller."""
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, _path(heritage))
+            process = _Found.at(sock)
+            reader, self._writer = await asyncio.open_unix_connection(sock=sock, limit=h.MAX_MESSAGE_BYTES)
+            self._tell(h.TakeDoor(heritage.epoch, heritage.signature))
+            line = await asyncio.wait_for(reader.readline(), _START_TIMEOUT_S)
+        except (OSError, TimeoutError) as error:
+            sock.close()
+            log.info("there are no keepers of an earlier controller: %s", error)
+            return None
+        taken = msgspec.json.decode(line, type=h.DoorWord) if line else None
+        if not isinstance(taken, h.DoorTaken):
+            return None
+        self._process = process
+        self._listening = asyncio.create_task(self._listen(reader), name="jettison-hosts")
+        return taken
+
+    async def start(self, address: str, papers: Papers, heritage: Heritage | None = None) -> str:
+        """Listen at ``tcp:<interface>:<port>``; returns the address with the port that it has got. With a ``heritage``
+        the process outlives this one. Raises OSError, JettisonError."""
         await self.close()  # what an earlier one has left
         ours, theirs = socket.socketpair()
         with theirs:
@@ -61,6 +88,7 @@ class HostDoor:
         self._tell(h.OpenDoor(
             address=address, lease_s=self._lease_s, key_pem=papers.key.decode(),
             certificate_pem=papers.certificate.decode(), authority_pem=papers.authority.decode(),
+            succession=None if heritage is None else _succession(heritage),
         ))
         try:
             line = await asyncio.wait_for(reader.readline(), _START_TIMEOUT_S)
@@ -90,13 +118,14 @@ class HostDoor:
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)
         if self._writer is not None:
+            self._tell(h.CloseDoor())
             self._writer.close()
         process, self._process = self._process, None
         if process is None:
             return
         await ended(process, "the process that takes keepers", _CLOSE_TIMEOUT_S)
 
-    def _tell(self, command: h.OpenDoor | h.DoorCommand) -> None:
+    def _tell(self, command: h.OpenDoor | h.TakeDoor | h.DoorCommand) -> None:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(msgspec.json.encode(command) + b"\n")
 
@@ -114,7 +143,57 @@ class HostDoor:
         self._on_end()
 
 
-async def ended(process: asyncio.subprocess.Process, what: str, timeout_s: float) -> None:
+class _Found:
+    """A process that another controller has started: what is asked here of one of ``asyncio.subprocess``."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises ProcessLookupError."""
+        self._pidfd: int | None = os.pidfd_open(pid)
+
+    @classmethod
+    def at(cls, sock: socket.socket) -> _Found:
+        """What listens at the other end of a connected Unix socket. Raises OSError."""
+        pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        return cls(pid)
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it has not ended, as far as is known; its code is its parent's to know."""
+        return None if self._pidfd is not None else 0
+
+    def kill(self) -> None:
+        """Idempotent."""
+        if self._pidfd is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def wait(self) -> int:
+        """Until it has ended."""
+        if self._pidfd is not None:
+            loop, over = asyncio.get_running_loop(), asyncio.Event()
+            loop.add_reader(self._pidfd, over.set)
+            try:
+                await over.wait()
+            finally:
+                loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+        return 0
+
+
+def _path(heritage: Heritage) -> str:
+    """Where later controllers find the process."""
+    return f"{heritage.folder}/hosts"
+
+
+def _succession(heritage: Heritage) -> h.Succession:
+    return h.Succession(
+        path=_path(heritage), epoch=heritage.epoch, secret_hex=heritage.secret.hex(),
+        public_key_hex=heritage.public_key.hex(), parent_pid=heritage.parent_pid, timeout_s=heritage.orphan_timeout_s,
+    )
+
+
+async def ended(process: asyncio.subprocess.Process | _Found, what: str, timeout_s: float) -> None:
     """Wait for the end of a process that has been told to end; kill it where it does not. ``what``: its name for the
     log."""
     try:

@@ -5,7 +5,8 @@
 A beat is granted at once, however long the controller stands still: a collection of its garbage holds all its threads,
 for seconds where the machine is busy, and no such stall may end a sound host. Standard input is a socket to the
 controller, on which JSON goes, a message a line: ``OpenDoor`` first, ``DoorOpened`` back; then orders in, and what
-keepers say out. The process ends with the controller, and the keepers with it.
+keepers say out. The process ends with the controller, and the keepers with it. But where the server has a parent, beats
+are granted on for a while, and a later controller that the parent has signed finds the keepers here (``TakeDoor``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import ssl
@@ -29,27 +31,34 @@ from jettison.live.wire.channel import MessageBuffer, framed
 from jettison.live.wire.codec import CodecError
 from jettison.live.wire.gate import Gate, Settled
 from jettison.live.wire.lease import Grantor, LeaseTimes, boot_clock_s
+from jettison.live.wire.worker_config import digest_of
 from jettison.transport.handshake import CONTROLLER, HANDSHAKE_TIMEOUT_S, Handshake, HandshakeError, Identity, Purpose
+from jettison.transport.sockets import listening_socket
 from jettison.transport.tls import Papers, control_context, name_of, name_shown
 
 log = logging.getLogger(__name__)
 
 _MOST_WAITING_BYTES = 1 << 20
 """Beats are told to a controller that reads them; one that stands still needs only the last ones."""
+_FIRST_WORD_S = 5.0
+"""For a later controller's, which it sends at once."""
 
 OnWord = Callable[[Identity, "h.HostEvent | h.Lost"], None]
 
 
 class HostServer:
-    """All on one asyncio loop, which nothing keeps for long. ``on_word`` gets what each keeper says, in order."""
+    """All on one asyncio loop, which nothing keeps for long."""
 
-    def __init__(self, times: LeaseTimes, on_word: OnWord) -> None:
+    def __init__(self, times: LeaseTimes) -> None:
         self.times = times
-        self._on_word = on_word
+        self.on_word: OnWord | None = None
+        """Gets what each keeper says, in order; None while there is no controller."""
         self._gate: Gate | None = None
         self._watch: asyncio.Task[None] | None = None
-        self.expected: dict[str, tuple[Identity, bytes]] = {}
-        """Keepers that may come, with their tokens, by the name in the certificate."""
+        self.expected: dict[str, h.KeeperPost] = {}
+        """Keepers that may come, by the name in the certificate."""
+        self._lives: dict[int, int] = {}
+        """The last one of each keeper, by number."""
         self._connections: dict[Identity, _Connection] = {}
 
     def start(self, address: str, tls: ssl.SSLContext) -> str:
@@ -60,7 +69,8 @@ class HostServer:
 
     def expect(self, post: h.KeeperPost) -> None:
         """Let this life of a keeper in, once."""
-        self.expected[name_of(post.identity)] = (post.identity, bytes.fromhex(post.token_hex))
+        self.expected[name_of(post.identity)] = post
+        self._lives[post.number] = post.life
         if self._gate is not None:
             self._gate.look()
 
@@ -68,13 +78,22 @@ class HostServer:
         """Never blocks. To a keeper that is gone it is dropped: ``Lost`` tells."""
         connection = self._connections.get(keeper)
         if connection is not None:
-            connection.send(framed(msgspec.json.encode(command)))
+            connection.carry(command)
 
     def dismiss(self, keeper: Identity) -> None:
         """Hang up, which ends the keeper and its workers, and let it in no more. ``Lost`` is told if it was there."""
         self.expected.pop(name_of(keeper), None)
         if keeper in self._connections:
             self._connections[keeper].end("it is not needed any more")
+
+    def taken(self, address: str) -> h.DoorTaken:
+        """What there is for a later controller. Keepers that were on their way, with what brought them gone, are let in
+        no more."""
+        self.expected.clear()
+        for connection in list(self._connections.values()):
+            if connection.joined is None:
+                connection.end("another controller has come before it has said where it is")
+        return h.DoorTaken(address, [each.kept() for each in self._connections.values()], self._lives)
 
     def close(self) -> None:
         """Hang up on all."""
@@ -85,7 +104,7 @@ class HostServer:
         for connection in list(self._connections.values()):
             connection.end("the controller ends")
 
-    def joined(self, connection: _Connection) -> None:
+    def proven(self, connection: _Connection) -> None:
         """A keeper has proven itself."""
         self._connections[connection.keeper] = connection
 
@@ -93,7 +112,8 @@ class HostServer:
         """What a keeper has said, or that it is lost."""
         if isinstance(word, h.Lost):
             del self._connections[connection.keeper]
-        self._on_word(connection.keeper, word)
+        if self.on_word is not None:
+            self.on_word(connection.keeper, word)
 
     async def _watch_leases(self) -> None:
         """Declare keepers lost that are silent; those of one host that went silent together, together."""
@@ -123,6 +143,12 @@ class _Connection(asyncio.Protocol):
         """``settled``: see ``Gate``."""
         self.keeper = CONTROLLER
         self.host = ""
+        self.joined: h.Joined | None = None
+        """Where it has said that it is."""
+        self._post: h.KeeperPost | None = None
+        """Once it has shown its certificate."""
+        self._workers: dict[int, h.KeptWorker] = {}
+        """Those that have been ordered and have not ended, by order."""
         self.lease: Grantor | None = None
         """Once it has proven itself."""
         self._server = server
@@ -140,8 +166,9 @@ class _Connection(asyncio.Protocol):
             log.error("a connection with a certificate of %s is not wanted", name)
             transport.abort()
             return
-        self.keeper, token = self._server.expected.pop(name)
-        self._handshake = Handshake(token, CONTROLLER, Purpose.KEEPER, initiator=False)
+        self._post = post = self._server.expected.pop(name)
+        self.keeper = post.identity
+        self._handshake = Handshake(bytes.fromhex(post.token_hex), CONTROLLER, Purpose.KEEPER, initiator=False)
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, transport.abort)
 
     def data_received(self, data: bytes) -> None:
@@ -162,6 +189,18 @@ class _Connection(asyncio.Protocol):
         self._settled()
         self.end("its keeper has ended" if exc is None else f"its keeper: {exc}")
 
+    def carry(self, command: h.HostCommand) -> None:
+        """The controller's order to this keeper."""
+        if isinstance(command, h.Spawn):
+            start = command.start
+            self._workers[command.order] = h.KeptWorker(command.order, start.epoch, digest_of(start.spec))
+        self.send(framed(msgspec.json.encode(command)))
+
+    def kept(self) -> h.KeptKeeper:
+        """For a later controller."""
+        assert self._post is not None and self.joined is not None
+        return h.KeptKeeper(self._post.number, self._post.life, self.joined, list(self._workers.values()))
+
     def send(self, message: bytes) -> None:
         """One message."""
         if self._transport is not None and not self._is_over:
@@ -178,8 +217,15 @@ class _Connection(asyncio.Protocol):
             self._server.tell(self, h.Lost(why))
 
     def _take(self, event: h.HostEvent) -> None:
-        if isinstance(event, h.Joined):
-            self.host = event.host
+        match event:
+            case h.Joined():
+                self.host, self.joined = event.host, event
+            case h.Ended(order):
+                self._workers.pop(order, None)
+            case h.Spawned(order, near, far) if order in self._workers:
+                self._workers[order] = msgspec.structs.replace(self._workers[order], near=near, far=far)
+            case h.Forked(order, pid) if order in self._workers:
+                self._workers[order] = msgspec.structs.replace(self._workers[order], pid=pid)
         if isinstance(event, h.Joined | h.Beat) and self.lease is not None:
             self.lease.hear(boot_clock_s())
         if isinstance(event, h.Beat):
@@ -200,42 +246,123 @@ class _Connection(asyncio.Protocol):
         self._handshake = None
         self.host = f"of {name_of(self.keeper)}, which has not said where it is,"  # shared with no other
         self.lease = Grantor(self._server.times, boot_clock_s())
-        self._server.joined(self)
+        self._server.proven(self)
         return handshake.rest
 
 
+class _Line:
+    """To one controller."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def tell(self, word: h.DoorWord) -> None:
+        """Never blocks."""
+        self.writer.write(msgspec.json.encode(word) + b"\n")
+
+    def pass_on(self, keeper: Identity, word: h.HostEvent | h.Lost) -> None:
+        """What a keeper has said."""
+        if not isinstance(word, h.Beat) or self.writer.transport.get_write_buffer_size() < _MOST_WAITING_BYTES:
+            self.tell(h.Said(keeper, word))
+
+    async def obey(self, server: HostServer) -> bool:
+        """Until the controller is gone; whether it has ended in order."""
+        server.on_word = self.pass_on
+        try:
+            with contextlib.suppress(OSError):  # also of what was told to a controller that is gone
+                while line := await self.reader.readline():
+                    command = msgspec.json.decode(line, type=h.DoorCommand)
+                    if isinstance(command, h.Expect):
+                        server.expect(command.post)
+                    elif isinstance(command, h.Dismiss):
+                        server.dismiss(command.keeper)
+                    elif isinstance(command, h.CloseDoor):
+                        return True
+                    else:
+                        server.send(command.keeper, command.command)
+            return False
+        finally:
+            server.on_word = None
+            self.writer.close()
+
+
+class _Successors:
+    """Later controllers, of which the parent lets one live at a time."""
+
+    def __init__(self, succession: h.Succession) -> None:
+        """Listens. Raises OSError, also where the parent has ended."""
+        self._succession = succession
+        self._epoch = succession.epoch
+        """Of the last controller."""
+        self._proven = asyncio.Queue[_Line]()
+        self._parent_fd = os.pidfd_open(succession.parent_pid)
+        with contextlib.suppress(FileNotFoundError):  # left by a process like this one that has ended
+            os.unlink(succession.path)
+        self._listener = listening_socket(f"unix:{succession.path}")
+        self._server: asyncio.AbstractServer | None = None
+
+    async def listen(self) -> None:
+        """From now on."""
+        self._server = await asyncio.start_unix_server(self._on_connect, sock=self._listener, limit=h.MAX_MESSAGE_BYTES)
+
+    async def next(self) -> _Line | None:
+        """The next one; None: the parent has ended, or there has been none in time."""
+        loop, parent_ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._parent_fd, parent_ended.set)
+        ends = [asyncio.ensure_future(each) for each in (self._proven.get(), parent_ended.wait())]
+        try:
+            await asyncio.wait(ends, timeout=self._succession.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            return cast(_Line, ends[0].result()) if ends[0].done() else None
+        finally:
+            loop.remove_reader(self._parent_fd)
+            for end in ends:
+                end.cancel()
+
+    async def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            word = msgspec.json.decode(await asyncio.wait_for(reader.readline(), _FIRST_WORD_S), type=h.TakeDoor)
+            self._check(word)
+        except (LinkDownError, OSError, ValueError, TimeoutError) as error:
+            log.error("what asks for the keepers gets none: %s", error)
+            writer.close()
+            return
+        self._epoch = word.epoch
+        self._proven.put_nowait(_Line(reader, writer))
+
+    def _check(self, word: h.TakeDoor) -> None:
+        """Raises LinkDownError."""
+        from jettison.transport.succession import check_signed  # brings what no other controller needs
+
+        if word.epoch <= self._epoch:
+            raise LinkDownError(f"a controller of epoch {word.epoch}, after one of {self._epoch}")
+        secret, public_key = map(bytes.fromhex, (self._succession.secret_hex, self._succession.public_key_hex))
+        check_signed(public_key, secret, word.epoch, word.signature)
+
+
 async def _serve(sock: socket.socket) -> None:
-    """The process, until the controller is gone."""
-    reader, writer = await asyncio.open_unix_connection(sock=sock, limit=h.MAX_MESSAGE_BYTES)
-
-    def tell(word: h.DoorWord) -> None:
-        writer.write(msgspec.json.encode(word) + b"\n")
-
-    def pass_on(keeper: Identity, word: h.HostEvent | h.Lost) -> None:
-        if not isinstance(word, h.Beat) or writer.transport.get_write_buffer_size() < _MOST_WAITING_BYTES:
-            tell(h.Said(keeper, word))
-
-    opening = msgspec.json.decode(await reader.readline(), type=h.OpenDoor)
-    server = HostServer(LeaseTimes.of(opening.lease_s), pass_on)
+    """The process, until no controller is left."""
+    line: _Line | None = _Line(*await asyncio.open_unix_connection(sock=sock, limit=h.MAX_MESSAGE_BYTES))
+    assert line is not None
+    opening = msgspec.json.decode(await line.reader.readline(), type=h.OpenDoor)
+    server, successors = HostServer(LeaseTimes.of(opening.lease_s)), None
     try:
         papers = Papers(opening.key_pem.encode(), opening.certificate_pem.encode(), opening.authority_pem.encode())
+        if opening.succession is not None:
+            successors = _Successors(opening.succession)
+            await successors.listen()
         address = server.start(opening.address, control_context(papers, is_open=False))
     except (OSError, ValueError) as error:
-        tell(h.DoorOpened("", str(error)))
-        await writer.drain()
+        line.tell(h.DoorOpened("", str(error)))
+        await line.writer.drain()
         return
-    tell(h.DoorOpened(address))
-    with contextlib.suppress(OSError):  # also of what was told to a controller that is gone
-        while line := await reader.readline():
-            command = msgspec.json.decode(line, type=h.DoorCommand)
-            if isinstance(command, h.Expect):
-                server.expect(command.post)
-            elif isinstance(command, h.Dismiss):
-                server.dismiss(command.keeper)
-            else:
-                server.send(command.keeper, command.command)
+    line.tell(h.DoorOpened(address))
+    while line is not None:
+        ends_in_order = await line.obey(server)
+        line = None if ends_in_order or successors is None else await successors.next()
+        if line is not None:
+            line.tell(server.taken(address))
     server.close()
-    writer.close()
 
 
 def main() -> None:

@@ -22,5 +22,5 @@ def spawner_of(
 
     return ray_spawner(
         specs, address=hosts.ray_address, strategy=hosts.ray_placement, lease_s=hosts.lease_s,
-        num_at_start=num_at_start,
+        num_at_start=num_at_start, heritage=heritage,
     )

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import signal
-from collections.abc import Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -19,12 +19,15 @@ from jettison.errors import JettisonError
 from jettison.live.engine.host_door import HostDoor
 from jettison.live.engine.spawner import HostName
 from jettison.live.host.far_keeper import process_table
+from jettison.live.host.heritage import Heritage
 from jettison.live.host.keeper import Addresses, Adopted
 from jettison.live.wire import host_orders as h
 from jettison.live.wire.heartbeat import Patience, why_hung
 from jettison.live.wire.lease import LeaseTimes
+from jettison.live.wire.stepflag import NO_STEP
 from jettison.live.wire.worker_config import WorkerStart
 from jettison.transport.handshake import CONTROLLER, HANDSHAKE_TIMEOUT_S, Identity
+from jettison.transport.sockets import parse_address
 from jettison.types import WorkerId
 
 if TYPE_CHECKING:
@@ -49,6 +52,10 @@ class Placer(Protocol):
 
     async def open(self) -> str:
         """Find room for all; returns the IP address of this host that all others reach. Raises OSError, UserError."""
+
+    def reopen(self, homes: Mapping[tuple[int, int], str]) -> None:
+        """In the place of ``open``, where an earlier controller has opened and keepers live. ``homes``: (number, life)
+        -> the IP address of its host. Never blocks: what lives needs no placer."""
 
     async def place(self, post: h.KeeperPost) -> bytes:
         """Start the keeper on a host; returns its signing request. Raises OSError, JettisonError."""
@@ -178,10 +185,13 @@ class FarSpawner:
     spans_hosts = True
 
     def __init__(
-        self, placer: Placer, *, lease_s: float = DEFAULT_LEASE_S, worker_command: Sequence[str] | None = None
+        self, placer: Placer, *, lease_s: float = DEFAULT_LEASE_S, worker_command: Sequence[str] | None = None,
+        heritage: Heritage | None = None,
     ) -> None:
+        """``heritage``: what outlives this process, and keepers with it."""
         self._placer = placer
         self._lease_s = lease_s
+        self._heritage = heritage
         self._worker_command = None if worker_command is None else tuple(worker_command)
         self._server = HostDoor(lease_s, self._on_word, self._on_door_end)
         self._authority: Authority | None = None
@@ -193,6 +203,8 @@ class FarSpawner:
         self._opening = asyncio.Lock()
         self._reopens_s = 0.0
         """By the loop's clock: from when on a lost process that takes keepers may have a successor."""
+        self._found: list[tuple[_Keeper, list[h.KeptWorker]]] = []
+        """What has outlived an earlier controller."""
         self._tasks: set[asyncio.Task[None]] = set()
         """One for each life of a keeper, until it has ended."""
         self._is_closed = False
@@ -201,9 +213,19 @@ class FarSpawner:
         """See ``Spawner.open``."""
         assert authority is not None, "hosts are spanned"
         self._authority = authority
-        ip = await self._placer.open()
-        self._address = await self._server.start(f"tcp:{ip}:0", authority.papers_for(CONTROLLER))
-        return f"tcp:{ip}:0"
+        found = None if self._heritage is None else await self._server.find(self._heritage)
+        if found is None:
+            ip = await self._placer.open()
+            self._address = await self._server.start(
+                f"tcp:{ip}:0", authority.papers_for(CONTROLLER), self._heritage)
+            return f"tcp:{ip}:0"
+        self._address, self._num_lives = found.address, dict(found.lives)
+        self._found = [(self._take(kept, authority), kept.workers)
+                       for kept in sorted(found.keepers, key=lambda each: each.life)]
+        self._placer.reopen({
+            (kept.number, kept.life): parse_address(worker.far)[1]
+            for kept in found.keepers for worker in kept.workers if worker.far is not None})
+        return f"tcp:{parse_address(self._address)[1]}:0"
 
     async def close(self) -> None:
         """See ``Spawner.close``."""
@@ -219,9 +241,23 @@ class FarSpawner:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._placer.close()
 
-    async def adopt(self, num_threads: int) -> Sequence[Adopted]:
-        """See ``Spawner.adopt``: leases end workers with their controller."""
-        return ()
+    async def adopt(self, num_threads: int) -> Sequence[Adopted[FarHandle]]:
+        """See ``Spawner.adopt``: by their keepers, whose leases have been granted on."""
+        adopted = []
+        for keeper, workers in self._found:
+            for worker in workers:
+                self._num_orders = max(self._num_orders, worker.order)
+                if keeper.is_over:
+                    continue
+                if not worker.pid:  # a start that has come to nothing
+                    keeper.send(h.Kill(worker.order))
+                    continue
+                handle = keeper.handles[worker.order] = FarHandle(keeper, worker.order)
+                handle.hear(h.Spawned(worker.order, worker.near, worker.far))
+                handle.hear(h.Forked(worker.order, worker.pid))
+                handle.abandon(NO_STEP)  # the numbers of steps begin again
+                adopted.append(Adopted(keeper.post.number, worker.life, worker.spec_digest, handle))
+        return adopted
 
     def spawn(self, start: WorkerStart) -> FarHandle:
         """See ``Spawner.spawn``: what a host refuses is an end of the life, which has begun by then."""
@@ -274,16 +310,37 @@ class FarSpawner:
             return keeper
         assert self._authority is not None, "not open"
         life = self._num_lives[worker] = self._num_lives.get(worker, -1) + 1
-        post = h.KeeperPost(
-            number=worker, life=life, address=self._address, token_hex=secrets.token_hex(32),
-            authority_pem=self._authority.certificate.decode(), lease_s=self._lease_s,
+        keeper = self._keepers[worker] = _Keeper(self._post(worker, life, self._authority), self._server)
+        self._attend(keeper, self._bring(keeper, self._authority))
+        return keeper
+
+    def _post(self, number: int, life: int, authority: Authority) -> h.KeeperPost:
+        return h.KeeperPost(
+            number=number, life=life, address=self._address, token_hex=secrets.token_hex(32),
+            authority_pem=authority.certificate.decode(), lease_s=self._lease_s,
             log_level=logging.getLevelName(log.getEffectiveLevel()), worker_command=self._worker_command,
         )  # fmt: skip
-        keeper = self._keepers[worker] = _Keeper(post, self._server)
-        task = keeper.bringing = asyncio.create_task(self._bring(keeper, self._authority), name=f"keeper-{worker}")
+
+    def _attend(self, keeper: _Keeper, bringing: Coroutine[None, None, None]) -> None:
+        task = keeper.bringing = asyncio.create_task(bringing, name=f"keeper-{keeper.post.number}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _take(self, kept: h.KeptKeeper, authority: Authority) -> _Keeper:
+        """One that has outlived the controller that has brought it; an earlier life of it was given up."""
+        if (before := self._keepers.get(kept.number)) is not None:
+            before.give_up("it has a later life")
+        keeper = self._keepers[kept.number] = _Keeper(self._post(kept.number, kept.life, authority), self._server)
+        keeper.join(kept.joined)
+        self._attend(keeper, self._until_given_up(keeper.post))
         return keeper
+
+    async def _until_given_up(self, post: h.KeeperPost) -> None:
+        """Only its lease tells of it."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self._remove(post)
 
     async def _bring(self, keeper: _Keeper, authority: Authority) -> None:
         """Have a keeper placed and let in; then wait for its end, of which its connection mostly tells first. Cancelled
@@ -328,7 +385,7 @@ class FarSpawner:
             if self._server.is_open:
                 return
             await asyncio.sleep(self._reopens_s - asyncio.get_running_loop().time())
-            await self._server.start(self._address, authority.papers_for(CONTROLLER))
+            await self._server.start(self._address, authority.papers_for(CONTROLLER), self._heritage)
             log.warning("keepers are taken again at %s", self._address)
 
     async def _remove(self, post: h.KeeperPost) -> None:

@@ -54,7 +54,7 @@ class LocalSpawner:
         self._keepers = {host: Keeper(path, self._worker_command) for host in self.hosts()}
         return f"unix:{control_path(path)}"
 
-    async def adopt(self, num_threads: int) -> Sequence[Adopted]:
+    async def adopt(self, num_threads: int) -> Sequence[Adopted[Child]]:
         """See ``Spawner.adopt``."""
         if not FORK_SERVERS.has_found:
             return ()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib.util
 import logging
 import secrets
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -17,6 +18,7 @@ from jettison.device.spec import HOST
 from jettison.errors import JettisonError, UserError
 from jettison.live.engine.host_door import ended
 from jettison.live.engine.spawn_far import FarSpawner
+from jettison.live.host.heritage import Heritage
 from jettison.live.host.keeper import worker_environment
 from jettison.live.wire import placing as p
 from jettison.live.wire.host_orders import KeeperPost
@@ -42,16 +44,20 @@ _SETTINGS = {"RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0
 
 def ray_spawner(
     specs: Sequence[WorkerSpec], *, address: str | None, strategy: p.Strategy, lease_s: float,
-    num_at_start: int | None = None, worker_command: Sequence[str] | None = None,
+    num_at_start: int | None = None, worker_command: Sequence[str] | None = None, heritage: Heritage | None = None,
 ) -> FarSpawner:
     """A spawner for these workers, of which the first ``num_at_start`` (None: all) have room reserved from the start.
     ``address``: of a cluster that there is; None: one is started on this machine.
-    ``worker_command``: see ``FarSpawner``. Raises UserError where Ray is not installed."""
+    ``worker_command``, ``heritage``: see ``FarSpawner``. Raises UserError where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise UserError("--launcher ray needs Ray: pip install 'jettison[ray]'")
     num_reserved = len(specs) if num_at_start is None else num_at_start
-    placer = RayPlacer([room_of(spec) for spec in specs], address, strategy, num_reserved=num_reserved)
-    return FarSpawner(placer, lease_s=lease_s, worker_command=worker_command)
+    key = secrets.token_bytes(32) if heritage is None else heritage.secret  # later controllers find the room by it
+    placer = RayPlacer(
+        [room_of(spec) for spec in specs], address, strategy, num_reserved=num_reserved,
+        name=f"jettison-{hashlib.sha256(b'room' + key).hexdigest()[:16]}",
+    )
+    return FarSpawner(placer, lease_s=lease_s, worker_command=worker_command, heritage=heritage)
 
 
 def room_of(spec: WorkerSpec) -> p.Room:
@@ -67,13 +73,14 @@ class RayPlacer:
 
     def __init__(
         self, rooms: Sequence[p.Room], address: str | None, strategy: p.Strategy,
-        room_timeout_s: float = ROOM_TIMEOUT_S, *, num_reserved: int | None = None,
+        room_timeout_s: float = ROOM_TIMEOUT_S, *, num_reserved: int | None = None, name: str = "jettison",
     ) -> None:
         """``num_reserved``: so many of the rooms, the first ones, are reserved together at the start; None: all. Room
-        for others is asked for when they are placed, which tells an autoscaler of them."""
+        for others is asked for when they are placed, which tells an autoscaler of them. ``name``: of the room, in the
+        whole cluster."""
         self._opening = p.Open(
             address=address, rooms=list(rooms), strategy=strategy, timeout_s=room_timeout_s,
-            name=f"jettison-{secrets.token_hex(8)}", num_reserved=len(rooms) if num_reserved is None else num_reserved,
+            name=name, num_reserved=len(rooms) if num_reserved is None else num_reserved,
         )
         self._token = secrets.token_hex(32)
         self._process: asyncio.subprocess.Process | None = None
@@ -87,6 +94,8 @@ class RayPlacer:
         self._why: str | None = None
         """Why nothing can be placed now."""
         self._able = asyncio.Event()
+        self._is_reopening = False
+        """An earlier controller's room is looked for, and no driver has joined yet."""
         self._is_closed = False
 
     @property
@@ -108,8 +117,17 @@ class RayPlacer:
         async with self._turn:
             return await self._start()
 
+    def reopen(self, homes: Mapping[tuple[int, int], str]) -> None:
+        """See ``Placer``."""
+        self._homes, self._is_reopening = dict(homes), True
+        self._rejoining = asyncio.create_task(
+            self._rejoin("its driver has ended with the controller before"), name="jettison-rejoin")
+
     async def place(self, post: KeeperPost) -> bytes:
         """See ``Placer``."""
+        if self._is_reopening:  # the controller waits for workers that have not outlived the one before
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._able.wait(), PLACE_TIMEOUT_S)
         if (why_none := self.why_none) is not None:
             raise JettisonError(why_none)
         key, loop = (post.number, post.life), asyncio.get_running_loop()
@@ -151,6 +169,8 @@ class RayPlacer:
             await asyncio.gather(self._rejoining, return_exceptions=True)
         if self._process is None:
             return
+        with suppress(OSError):  # it has ended
+            await self._tell(p.GiveBack())
         await _end(self._process)
         if self._listening is not None:
             await self._listening
@@ -181,7 +201,7 @@ class RayPlacer:
         if not isinstance(answer, p.Opened):
             await _end(process)
             raise UserError(answer.why if isinstance(answer, p.NoRoom) else f"Ray's driver says {answer}")
-        self._why = None
+        self._why, self._is_reopening = None, False
         self._able.set()
         self._listening = asyncio.create_task(self._listen(process.stdout), name="jettison-placer")
         return answer.ip

@@ -65,7 +65,7 @@ class Spawner(Protocol):
     async def close(self) -> None:
         """Give back what ``open`` has acquired; all processes have ended. Idempotent."""
 
-    async def adopt(self, num_threads: int) -> Sequence[Adopted]:
+    async def adopt(self, num_threads: int) -> Sequence[Adopted[Handle]]:
         """Workers of ``num_threads`` threads that have outlived an earlier controller, to be this one's; none where
         they end with theirs. Once, behind ``open``. Raises OSError."""
 

@@ -1,5 +1,6 @@
-"""What outlives a controller on its host: sockets, the cluster's secret, and the fork server with its workers. The
-server's parent keeps it, and each controller has it from there."""
+"""What outlives a controller on its host: sockets, the cluster's secret, and the fork server with its workers; where
+workers are on other hosts, the authority of their certificates. The server's parent keeps it, and each controller has
+it from there."""
 
 from __future__ import annotations
 
@@ -7,6 +8,12 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jettison.transport.sockets import listening_socket, parse_address
+
+if TYPE_CHECKING:
+    from jettison.transport.authority import Authority
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,24 @@ class Heritage:
     """Of the fork server that an earlier controller has started."""
     keep_door: Callable[[socket.socket], None]
     """Has the parent keep the door of one that this controller has started."""
+    authority: Authority | None = None
+    """Where workers may be on other hosts: the parent signs."""
+    far_control: socket.socket | None = None
+    """The listening socket of control channels from other hosts, which an earlier controller has opened."""
+    keep_far_control: Callable[[socket.socket], None] | None = None
+    """Has the parent keep the one that this controller has opened."""
+
+    def listener_at(self, address: str) -> socket.socket:
+        """For control channels: one that is kept, or a new one that is from now on. Raises OSError, ValueError."""
+        scheme, host, _ = parse_address(address)
+        if scheme == "unix":
+            return self.control
+        if self.far_control is not None and self.far_control.getsockname()[0] == host:
+            return self.far_control
+        opened = listening_socket(address)
+        if self.keep_far_control is not None:
+            self.keep_far_control(opened)
+        return opened
 
 
 def control_path(folder: Path | str) -> str:

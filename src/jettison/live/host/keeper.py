@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -58,14 +58,17 @@ class Addresses(NamedTuple):
     far: str | None
 
 
-class Adopted(NamedTuple):
-    """A worker that has outlived the keeper that started it."""
+Handle = TypeVar("Handle", covariant=True)
+
+
+class Adopted(NamedTuple, Generic[Handle]):
+    """A worker that has outlived the keeper, or the controller, that started it."""
 
     worker: WorkerId
     life: int
     spec_digest: str
     """``worker_config.digest_of`` its device."""
-    child: Child
+    handle: Handle
 
 
 class Child:
@@ -170,8 +173,8 @@ class _Line:
         self._children: dict[int, Child] = {}
         """Those that have not ended, by order."""
         self._num_orders = 0
-        self._adopting: tuple[list[Adopted], asyncio.Future[list[Adopted]]] | None = None
-        self._make_adopted: Callable[[WorkerAdopted, list[int]], Adopted]
+        self._adopting: tuple[list[Adopted[Child]], asyncio.Future[list[Adopted[Child]]]] | None = None
+        self._make_adopted: Callable[[WorkerAdopted, list[int]], Adopted[Child]]
         self._loop.add_reader(sock, self._on_readable)
 
     @property
@@ -193,7 +196,7 @@ class _Line:
             raise
         self._children[order.order] = child
 
-    def adopt(self, make: Callable[[WorkerAdopted, list[int]], Adopted]) -> asyncio.Future[list[Adopted]]:
+    def adopt(self, make: Callable[[WorkerAdopted, list[int]], Adopted[Child]]) -> asyncio.Future[list[Adopted[Child]]]:
         """Take over the workers that an earlier keeper has left. ``make``: of what comes with each. Raises OSError."""
         self._make_adopted = make
         self._adopting = [], self._loop.create_future()
@@ -240,8 +243,8 @@ class _Line:
         assert self._adopting is not None, "it was asked for none"
         pidfd, *others = fds
         adopted = self._make_adopted(event, others)
-        self._children[event.order] = adopted.child
-        adopted.child.on_forked(event.pid, pidfd)
+        self._children[event.order] = adopted.handle
+        adopted.handle.on_forked(event.pid, pidfd)
         self._adopting[0].append(adopted)
 
     def _on_server_end(self) -> None:
@@ -294,11 +297,11 @@ class Keeper:
                 raise
         return child
 
-    async def adopt(self, num_threads: int) -> list[Adopted]:
+    async def adopt(self, num_threads: int) -> list[Adopted[Child]]:
         """Take over the workers that an earlier keeper of this folder has left. Raises OSError."""
         return await self._line_for(num_threads, Placement()).adopt(self._adopted)
 
-    def _adopted(self, event: WorkerAdopted, fds: list[int]) -> Adopted:
+    def _adopted(self, event: WorkerAdopted, fds: list[int]) -> Adopted[Child]:
         shared_copy, flag_fd, hear_fd = fds
         if self._shared_copy_fd is None:
             self._shared_copy_fd = shared_copy

@@ -56,6 +56,8 @@ class RayDriver:
         """Rooms that are reserved together, the first ones."""
         self._lone_strategy = "DEFAULT"
         """Of keepers without such a room."""
+        self._gives_back = False
+        """The controller has said so."""
 
     def open(self, command: p.Open) -> p.Opened | p.NoRoom:
         """Join the cluster and reserve room. Blocks."""
@@ -90,13 +92,13 @@ class RayDriver:
         return p.Opened(ray.util.get_node_ip_address())
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Obey until the controller is gone; then the room is given back. Or until the head has been away and is
-        back."""
+        """Obey until the controller is gone; then the room is given back where that was told, and is kept for the next
+        one elsewhere. Or until the head has been away and is back."""
         obeying, attending = asyncio.create_task(self._obey(reader)), asyncio.create_task(self._attend())
         done, _ = await asyncio.wait((obeying, attending), return_when=asyncio.FIRST_COMPLETED)
         for task in (obeying, attending):
             task.cancel()
-        if obeying in done and self._why_away is None:
+        if obeying in done and self._gives_back and self._why_away is None:
             self.give_back()
 
     def give_back(self) -> None:
@@ -116,6 +118,8 @@ class RayDriver:
                 task = asyncio.create_task(self._admit(command))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
+            elif isinstance(command, p.GiveBack):
+                self._gives_back = True
             elif isinstance(command, p.Remove):
                 self._remove(command.number, command.life)
         for task in tasks:

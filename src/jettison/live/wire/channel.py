@@ -209,21 +209,21 @@ class ControlServer:
     async def start(
         self, address: str, tls: ssl.SSLContext | None = None, listener: socket.socket | None = None
     ) -> str:
-        """Listen at ``unix:<path in a 0700 folder>`` (``listener``: which another process keeps for this one), or with
-        ``tls`` at ``tcp:<interface>:<port>``; returns the address with the port that it has got. Raises OSError,
-        ValueError."""
+        """Listen at ``unix:<path in a 0700 folder>``, or with ``tls`` at ``tcp:<interface>:<port>``; returns the address
+        with the port that it has got. ``listener``: a socket there that another process keeps for this one. Raises
+        OSError, ValueError."""
         loop = asyncio.get_running_loop()
         scheme, path, _ = parse_address(address)
-        if listener is not None:
-            self._server = await serve_kept(lambda: _Connection(self), listener)
-            return address
         if scheme == "unix":
-            self._server = await loop.create_unix_server(lambda: _Connection(self), path)
+            if listener is not None:
+                self._server = await serve_kept(lambda: _Connection(self), listener)
+            else:
+                self._server = await loop.create_unix_server(lambda: _Connection(self), path)
             return address
         if tls is None:
             raise ValueError(f"no control channel goes over a network without TLS ({address})")
         self._gate = Gate(partial(_Connection, self), tls, lambda: len(self._awaited))
-        return self._gate.open(address)
+        return self._gate.open(address, listener)
 
     def expect(self, worker_id: WorkerId, life: int) -> None:
         """Let this life of a worker in from now on, and no other."""

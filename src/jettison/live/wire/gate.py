@@ -49,10 +49,10 @@ class Gate:
         self._unproven: dict[socket.socket, asyncio.Task[None]] = {}
         """The oldest first."""
 
-    def open(self, address: str) -> str:
-        """Listen at ``tcp:<interface>:<port>``; returns the address with the port that it has got. Raises OSError,
-        ValueError."""
-        self._sock = listening_socket(address)
+    def open(self, address: str, listener: socket.socket | None = None) -> str:
+        """Listen at ``tcp:<interface>:<port>`` (``listener``: bound there already); returns the address with the port
+        that it has got. Raises OSError, ValueError."""
+        self._sock = listening_socket(address) if listener is None else listener
         self._taking = asyncio.create_task(self._take(self._sock), name="jettison-gate")
         return f"tcp:{parse_address(address)[1]}:{self._sock.getsockname()[1]}"
 

@@ -153,6 +153,21 @@ class Lost(msgspec.Struct, frozen=True, tag="lost", forbid_unknown_fields=True):
 # --- between the controller and the process that takes keepers (``engine.host_server``)
 
 
+class Succession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a later controller finds the process that takes keepers, and what it proves itself with
+    (``transport.succession``)."""
+
+    path: str
+    """Of a Unix socket in the parent's folder."""
+    epoch: int
+    """Of the present controller."""
+    secret_hex: str
+    public_key_hex: str
+    parent_pid: int
+    timeout_s: float
+    """How long keepers live without a controller."""
+
+
 class OpenDoor(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unknown_fields=True):
     """The first word."""
 
@@ -162,6 +177,20 @@ class OpenDoor(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unk
     """The controller's own, with its certificate."""
     certificate_pem: str
     authority_pem: str
+    succession: Succession | None = None
+    """None: the process ends with its controller."""
+
+
+class TakeDoor(msgspec.Struct, frozen=True, tag="take", forbid_unknown_fields=True):
+    """A later controller's first word."""
+
+    epoch: int
+    signature: bytes
+    """Of the parent."""
+
+
+class CloseDoor(msgspec.Struct, frozen=True, tag="close", forbid_unknown_fields=True):
+    """The controller ends in order: every keeper ends, and the process."""
 
 
 class Expect(msgspec.Struct, frozen=True, tag="expect", forbid_unknown_fields=True):
@@ -183,7 +212,40 @@ class Dismiss(msgspec.Struct, frozen=True, tag="dismiss", forbid_unknown_fields=
     keeper: Identity
 
 
-DoorCommand = Expect | Order | Dismiss
+DoorCommand = Expect | Order | Dismiss | CloseDoor
+
+
+class KeptWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One life of a worker that has outlived its controller, or whose start was ordered."""
+
+    order: int
+    life: int
+    spec_digest: str
+    """``worker_config.digest_of`` its device."""
+    near: str = ""
+    far: str | None = None
+    """As ``Spawned`` has said."""
+    pid: int = 0
+    """As ``Forked`` has said; 0: it has not."""
+
+
+class KeptKeeper(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A keeper that has outlived its controller."""
+
+    number: int
+    life: int
+    joined: Joined
+    workers: list[KeptWorker]
+
+
+class DoorTaken(msgspec.Struct, frozen=True, tag="taken", forbid_unknown_fields=True):
+    """The answer to TakeDoor."""
+
+    address: str
+    """At which keepers are taken."""
+    keepers: list[KeptKeeper]
+    lives: dict[int, int]
+    """The last life of each keeper, by number."""
 
 
 class DoorOpened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True):
@@ -200,4 +262,4 @@ class Said(msgspec.Struct, frozen=True, tag="said", forbid_unknown_fields=True):
     word: HostEvent | Lost
 
 
-DoorWord = DoorOpened | Said
+DoorWord = DoorOpened | DoorTaken | Said

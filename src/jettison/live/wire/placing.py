@@ -1,6 +1,6 @@
 """What the controller and the process that places keepers tell each other: JSON, a message a line.
 
-    controller -> placer   Open first, then Place, Admit and Remove
+    controller -> placer   Open first, then Place, Admit and Remove, GiveBack at the end
     placer -> controller   Opened or NoRoom first, then for each Place: Requested, Over; and Head where that changes
 """
 
@@ -55,6 +55,10 @@ class Admit(msgspec.Struct, frozen=True, tag="admit", forbid_unknown_fields=True
     certificate_pem: str
 
 
+class GiveBack(msgspec.Struct, frozen=True, tag="give-back", forbid_unknown_fields=True):
+    """The controller ends in order: its room is others'. What hangs up without this word may be followed by another."""
+
+
 class Remove(msgspec.Struct, frozen=True, tag="remove", forbid_unknown_fields=True):
     """It is not needed."""
 
@@ -62,7 +66,7 @@ class Remove(msgspec.Struct, frozen=True, tag="remove", forbid_unknown_fields=Tr
     life: int
 
 
-PlacerCommand = Open | Place | Admit | Remove
+PlacerCommand = Open | Place | Admit | Remove | GiveBack
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True):

@@ -42,19 +42,31 @@ class Kept:
     public_key: bytes
     """For the signatures of this process, its parent's (``transport.succession``)."""
     parent_pid: int
+    authority_pem: bytes | None = None
+    """Of certificates, where workers may be on other hosts."""
     door: socket.socket | None = None
     """Of the fork server, once there is one."""
+    far_control: socket.socket | None = None
+    """For workers of other hosts, once there is one."""
 
     @classmethod
-    def made(cls, folder: Path, port: int, orphan_timeout_s: float, public_key: bytes) -> Kept:
+    def made(
+        cls, folder: Path, port: int, orphan_timeout_s: float, public_key: bytes, authority_pem: bytes | None
+    ) -> Kept:
         """In the parent, in an empty folder. Raises OSError."""
         return cls(
             folder, unix_listener(channel_path(str(folder))), unix_listener(forward_path(str(folder))),
             unix_listener(control_path(folder)), secrets.token_bytes(32), port, orphan_timeout_s, public_key,
-            os.getpid())
+            os.getpid(), authority_pem)
 
     def with_door(self, fd: int) -> Kept:
         """With the door behind this descriptor instead of the one before."""
         if self.door is not None:
             self.door.close()
         return replace(self, door=socket.socket(fileno=fd))
+
+    def with_far_control(self, fd: int) -> Kept:
+        """With the listening socket behind this descriptor instead of the one before."""
+        if self.far_control is not None:
+            self.far_control.close()
+        return replace(self, far_control=socket.socket(fileno=fd))

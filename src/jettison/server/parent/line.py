@@ -8,10 +8,14 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from jettison.live.host.heritage import Heritage
 from jettison.server.parent import orders as o
 from jettison.server.parent.kept import Kept
+
+if TYPE_CHECKING:
+    from jettison.transport.authority import LentAuthority
 
 logger = logging.getLogger(__name__)
 
@@ -19,9 +23,12 @@ logger = logging.getLogger(__name__)
 class ParentLine:
     """What a controller has from its parent. Made in the forked process; ``open`` on its loop."""
 
-    def __init__(self, sock: socket.socket, kept: Kept, weights: str | None, epoch: int, signature: bytes) -> None:
+    def __init__(
+        self, sock: socket.socket, kept: Kept, weights: str | None, epoch: int, signature: bytes,
+        signing: socket.socket | None = None,
+    ) -> None:
         """``kept``: what outlives this process; ``weights``: digest of those that an earlier controller served;
-        ``epoch``, ``signature``: this one's."""
+        ``epoch``, ``signature``: this one's; ``signing``: its end of the line to the parent's authority."""
         self._sock = sock
         self.folder = str(kept.folder)
         self.fronts = kept.fronts
@@ -34,7 +41,9 @@ class ParentLine:
         self.heritage = None if not kept.orphan_timeout_s else Heritage(
             folder=kept.folder, control=kept.control, secret=kept.secret, epoch=epoch, signature=signature,
             public_key=kept.public_key, orphan_timeout_s=kept.orphan_timeout_s, parent_pid=kept.parent_pid,
-            door=kept.door, keep_door=lambda door: self._say(o.Door(), door.fileno()))
+            door=kept.door, keep_door=lambda door: self._say(o.Door(), door.fileno()),
+            authority=_authority(kept, signing), far_control=kept.far_control,
+            keep_far_control=lambda listener: self._say(o.FarControl(), listener.fileno()))
         """For its workers; None where they end with it."""
         self.stop = asyncio.Event()
         self.force = asyncio.Event()
@@ -99,3 +108,11 @@ class ParentLine:
     def _say(self, message: o.FromController, *fds: int) -> None:
         with suppress(OSError):  # the parent is gone, and this process next
             o.send(self._sock, message, fds)
+
+
+def _authority(kept: Kept, signing: socket.socket | None) -> LentAuthority | None:
+    if signing is None or kept.authority_pem is None:
+        return None
+    from jettison.server.parent.signing import lent_authority  # brings certificates
+
+    return lent_authority(signing, kept.authority_pem)

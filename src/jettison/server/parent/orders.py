@@ -29,6 +29,10 @@ class Door(msgspec.Struct, frozen=True, tag="door"):
     """Beside is the door of the fork server: a later controller finds its workers there."""
 
 
+class FarControl(msgspec.Struct, frozen=True, tag="far-control"):
+    """Beside is the socket at which workers of other hosts find a controller."""
+
+
 class EndFront(msgspec.Struct, frozen=True, tag="end-front"):
     """This life of a front end is of no use."""
 
@@ -62,7 +66,7 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Are you there?"""
 
 
-FromController = Ready | Pong | Fronts | Door | EndFront | FrontsEnd | Notify
+FromController = Ready | Pong | Fronts | Door | FarControl | EndFront | FrontsEnd | Notify
 FromParent = Stop | Force | Hangup | Ping
 
 

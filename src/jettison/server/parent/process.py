@@ -31,6 +31,7 @@ from jettison.transport.succession import Signer
 
 if TYPE_CHECKING:
     from jettison.server.parent.line import ParentLine
+    from jettison.server.parent.signing import SigningDesk
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +63,10 @@ class Parent:
     """One server's. ``run`` returns the exit code; in a forked controller it returns that one's."""
 
     def __init__(
-        self, controller: Controller, number: int, host: str, port: int, orphan_timeout_s: float
+        self, controller: Controller, number: int, host: str, port: int, orphan_timeout_s: float, *,
+        spans_hosts: bool = False,
     ) -> None:
+        """``number``: of front ends. ``spans_hosts``: workers may be on other hosts, and this process signs for them."""
         self._controller = controller
         self._address = host, port
         self._orphan_timeout_s = orphan_timeout_s
@@ -72,6 +75,11 @@ class Parent:
         self._epoch = 0
         """Of the last controller."""
         self._kept: Kept
+        self._desk: SigningDesk | None = None
+        if spans_hosts:
+            from jettison.server.parent.signing import SigningDesk  # brings certificates
+
+            self._desk = SigningDesk()
         self._pid = os.getpid()
         self._poll = select.poll()
         self._woken: tuple[socket.socket, socket.socket] | None = None
@@ -93,7 +101,9 @@ class Parent:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what a dead controller leaves comes here
         folder, signer = RunFolder(), Signer()
         try:
-            self._kept = Kept.made(folder.path, port, self._orphan_timeout_s, signer.public)
+            self._kept = Kept.made(
+                folder.path, port, self._orphan_timeout_s, signer.public,
+                None if self._desk is None else self._desk.certificate)
             with self._signals_heard():
                 self._start_s = time.monotonic()
                 while self._code is None or not self._fronts.are_over:
@@ -102,8 +112,9 @@ class Parent:
                         signature = signer.sign(self._kept.secret, self._epoch)
                         made = self._fork()
                         if made is not None:
+                            self._desk = None
                             del signer  # no controller signs for another
-                            return self._as_controller(made, signature)
+                            return self._as_controller(*made, signature)
                     self._look_at_clock()
                     self._wait()
             return self._code
@@ -113,10 +124,11 @@ class Parent:
 
     # --- the controller
 
-    def _fork(self) -> socket.socket | None:
-        """Begin another controller; the new process gets its end of the line, this one None."""
+    def _fork(self) -> tuple[socket.socket, socket.socket | None] | None:
+        """Begin another controller; the new process gets its ends of the lines, this one None."""
         self._start_s = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        signing = None if self._desk is None else self._desk.open()
         try:
             pid = os.fork()
         except OSError as error:
@@ -125,12 +137,18 @@ class Parent:
             logger.error("no controller could be started: %s", error.strerror)
             ours.close()
             theirs.close()
+            if signing is not None:
+                signing.close()
             self._after(self._rules.on_end(1, time.monotonic()))
             return None
         if pid == 0:
             ours.close()
-            return theirs
+            if self._desk is not None:
+                self._desk.close()
+            return theirs, signing
         theirs.close()
+        if signing is not None:
+            signing.close()
         ours.setblocking(False)
         self._line, self._num_unanswered = _Line(pid, ours), 0
         # The first one may take its time before it serves: its clients, and a service manager, wait for it or not.
@@ -140,7 +158,7 @@ class Parent:
             self._say(o.Stop())
         return None
 
-    def _as_controller(self, sock: socket.socket, signature: bytes) -> int:
+    def _as_controller(self, sock: socket.socket, signing: socket.socket | None, signature: bytes) -> int:
         """In the forked process."""
         from jettison.server.parent.line import ParentLine  # brings a loop
 
@@ -155,7 +173,7 @@ class Parent:
             for each in self._woken:
                 each.close()
         self._fronts.close_inherited()
-        return self._controller(ParentLine(sock, self._kept, self._weights, self._epoch, signature))
+        return self._controller(ParentLine(sock, self._kept, self._weights, self._epoch, signature, signing))
 
     def _on_controller(self, line: _Line) -> None:
         """Take what it says."""
@@ -178,6 +196,8 @@ class Parent:
                     self._fronts.begin(fds[0])
                 case o.Door():
                     self._kept = self._kept.with_door(fds[0])
+                case o.FarControl():
+                    self._kept = self._kept.with_far_control(fds[0])
                 case o.EndFront(front, life):
                     self._fronts.end(front, life)
                 case o.FrontsEnd():
@@ -246,13 +266,16 @@ class Parent:
         times_s = [each for each in due if each is not None]
         timeout_s = max(0.0, min(times_s) - time.monotonic()) if times_s else None
         lines = {line.fileno(): line for line in self._fronts.lines}
-        for fd in lines:
+        signing = [self._desk.line.fileno()] if self._desk is not None and self._desk.line is not None else []
+        for fd in (*lines, *signing):
             self._poll.register(fd, select.POLLIN)
         ready = {fd for fd, _ in self._poll.poll(None if timeout_s is None else 1e3 * timeout_s + 1.0)}
-        for fd in lines:
+        for fd in (*lines, *signing):
             self._poll.unregister(fd)
         for fd in ready & lines.keys():
             self._fronts.on_readable(lines[fd])
+        if self._desk is not None and ready.intersection(signing):
+            self._desk.answer()
         if self._line is not None and self._line.sock.fileno() in ready:
             self._on_controller(self._line)
         self._on_signals()
