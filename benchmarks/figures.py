@@ -250,6 +250,19 @@ def _overload_trained(document: Document) -> str:
                   "answers that differ from recompute's"), rows)  # fmt: skip
 
 
+@block("overload_trained_light")
+def _overload_trained_light(document: Document) -> str:
+    rows = [
+        [row["seed"], row["contender"], row["ttft_p50_s"], row["ttft_p99_s"], 1e3 * row["tpot_p50_s"],
+         row["e2e_mean_s"], row["ttft_p99_s_over_drop"], row["e2e_mean_s_over_drop"], row["drops"], row["preemptions"],
+         row.get("answers_differ")]
+        for row in document["rows"]
+    ]  # fmt: skip
+    return table(("seed", "contender", "TTFT P50, s", "P99, s", "TPOT P50, ms", "end to end, mean, s",
+                  "P99 TTFT over drop's", "mean end to end over drop's", "drops", "preemptions",
+                  "answers that differ from recompute's"), rows)  # fmt: skip
+
+
 @block("overload_sweep")
 def _overload_sweep(document: Document) -> str:
     keys = ("cells", "memory_binds", "half_of_gain", "median_share_of_gain", "slower_than_5_percent",

@@ -11,6 +11,7 @@ repeated, or a stream fails.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -39,14 +40,11 @@ class Piece(NamedTuple):
 
 
 def controller_of(pid: int) -> psutil.Process | None:
-    """Of the server's processes the one that is no program of its own."""
-    parent = psutil.Process(pid)
-    for child in parent.children():
-        try:
-            if child.cmdline() == parent.cmdline():
+    """Of the server's processes the one that calls itself so; None: there is none now."""
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if child.name() == "jettison-serve":
                 return child
-        except psutil.Error:
-            continue
     return None
 
 

@@ -195,9 +195,9 @@ def server_of(folder: Path, port: int, num_fronts: int) -> tuple[subprocess.Pope
     process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL, env=environment)
     deadline_s = time.monotonic() + 60
     while True:
-        children = [] if process.poll() is not None else psutil.Process(process.pid).children()
+        children = [] if process.poll() is not None else psutil.Process(process.pid).children(recursive=True)
         fronts = [each for each in children if "jettison.server.fronts.process" in each.cmdline()]
-        controller = next((each for each in children if each.cmdline() == psutil.Process(process.pid).cmdline()), None)
+        controller = next((each for each in children if each.name() == "jettison-serve"), None)
         ready = sum(each.status == psutil.CONN_LISTEN for each in psutil.net_connections("tcp")
                     if each.laddr and each.laddr.port == port)  # fmt: skip
         if len(fronts) == num_fronts and ready >= max(1, num_fronts):

@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import openai
@@ -99,9 +99,13 @@ class Served:
         eventually(self.is_idle, "the server is idle and all its blocks are free")
 
     def worker_pids(self) -> set[int]:
-        """What its fork server has forked."""
-        found = psutil.Process(self.pid).children(recursive=True)
-        return {child.pid for child in found if child.name().startswith("jettison-w")}
+        """What its fork servers have forked."""
+        found = set()
+        for child in psutil.Process(self.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                if child.name().startswith("jettison-w"):
+                    found.add(child.pid)
+        return found
 
     def pids(self) -> set[int]:
         """All of its session, itself too: the guard of its sockets' folder has a session of its own."""

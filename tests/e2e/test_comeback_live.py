@@ -33,9 +33,9 @@ def fronted(serving, memory_for):
 
 
 def controller_of(served) -> int:
-    """The parent's child that is no program of its own."""
-    parent = psutil.Process(served.pid)
-    (controller,) = [child for child in parent.children() if child.cmdline() == parent.cmdline()]
+    """By the name that it gives itself."""
+    children = psutil.Process(served.pid).children(recursive=True)
+    (controller,) = [child for child in children if child.name() == "jettison-serve"]
     return controller.pid
 
 

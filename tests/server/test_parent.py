@@ -128,7 +128,13 @@ PROGRAM = textwrap.dedent("""
             if isinstance(message, o.Stop if me == "serves" else o.Force):
                 return 0 if me == "serves" else 1
 
-    parent = process.Parent(controller, 0, "127.0.0.1", 0, float(sys.argv[3]), spans_hosts=bool(sys.argv[4:]))
+    def prepare():
+        note("prepared", os.getpid())
+        if what == ["unprepared"]:
+            raise ImportError("no such library")
+
+    parent = process.Parent(
+        controller, 0, "127.0.0.1", 0, float(sys.argv[3]), prepare=prepare, spans_hosts=bool(sys.argv[4:]))
     code = parent.run()
     sys.exit(code)
 """)
@@ -246,6 +252,27 @@ def test_one_that_hangs_on_its_way_back_is_killed_and_followed(tmp_path):
         os.kill(made.serving(), signal.SIGKILL)
         made.serving(3)
         assert is_gone(int(made.controllers()[1][0]))
+
+
+def prepared(made):
+    return [int(line.split()[1]) for line in made.lines() if line.startswith("prepared")]
+
+
+def test_what_a_controller_imports_is_imported_once_and_again_where_that_process_dies(tmp_path):
+    with server(tmp_path, "serves") as made:
+        os.kill(made.serving(), signal.SIGKILL)
+        second = made.serving(2)
+        (starter,) = prepared(made)
+        os.kill(starter, signal.SIGKILL)
+        made.serving(3)
+        assert is_gone(second) and len(prepared(made)) == 2
+        made.process.send_signal(signal.SIGTERM)
+        assert made.ended() == 0 and all(map(is_gone, prepared(made)))
+
+
+def test_what_cannot_be_imported_ends_the_server(tmp_path):
+    with server(tmp_path, "unprepared") as made:
+        assert made.ended() == 1 and not made.controllers() and not folders(tmp_path)
 
 
 def test_a_stopped_controller_is_killed_and_followed(tmp_path):

@@ -48,6 +48,9 @@ def _run(config: EngineConfig) -> int:
 
         return run_server(config, line)
 
+    def prepare() -> None:
+        import jettison.server.launch  # noqa: F401 - with all that a controller imports
+
     if not config.api_servers:
         return controller(None)
     from jettison.server.parent.process import Parent
@@ -57,5 +60,5 @@ def _run(config: EngineConfig) -> int:
     server = config.server
     return Parent(
         controller, config.api_servers, server.host, server.port, config.faults.orphan_timeout_s,
-        spans_hosts=config.hosts.launcher != "local",
+        prepare=prepare, spans_hosts=config.hosts.launcher != "local",
     ).run()

@@ -37,9 +37,9 @@ WEIGHTS = WeightsIdentity({}, b"norm", "config", {})
 class Parent:
     """What it keeps."""
 
-    def __init__(self, folder, pid=None):
+    def __init__(self, folder):
         self.folder, self.signer, self.authority, self.epoch = folder, Signer(), Authority(), 0
-        self.pid = pid or os.getpid()
+        self.pid = os.getpid()
         self.orphan_timeout_s = PATIENCE_S
         self.control = unix_listener(control_path(folder))
         self.far_control = None
@@ -202,13 +202,12 @@ async def test_without_a_controller_in_time_they_end(parent, placers):
     await gone(ends)
 
 
-async def test_they_end_with_the_parent(placers):
-    with subprocess.Popen((sys.executable, "-c", "input()"), stdin=subprocess.PIPE) as process:
-        with tempfile.TemporaryDirectory(prefix="far-orphans-") as folder:
-            parent = Parent(Path(folder), process.pid)
-            first = await Controller(parent, placers).start()
-            ends = ends_of(first.crew.pids.values())
-            await first.die()
-            process.kill()
-            await gone(ends)
-            parent.close()
+async def test_they_end_with_the_parent(parent, placers):
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=subprocess.PIPE)
+    parent.pid = process.pid
+    first = await Controller(parent, placers).start()
+    ends = ends_of(first.crew.pids.values())
+    await first.die()
+    process.kill()
+    await process.wait()
+    await gone(ends)

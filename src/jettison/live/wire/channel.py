@@ -209,9 +209,9 @@ class ControlServer:
     async def start(
         self, address: str, tls: ssl.SSLContext | None = None, listener: socket.socket | None = None
     ) -> str:
-        """Listen at ``unix:<path in a 0700 folder>``, or with ``tls`` at ``tcp:<interface>:<port>``; returns the address
-        with the port that it has got. ``listener``: a socket there that another process keeps for this one. Raises
-        OSError, ValueError."""
+        """Listen at ``unix:<path in a 0700 folder>``, or with ``tls`` at ``tcp:<interface>:<port>``; returns that
+        address with the port that it has got. ``listener``: a socket there that another process keeps for this one.
+        Raises OSError, ValueError."""
         loop = asyncio.get_running_loop()
         scheme, path, _ = parse_address(address)
         if scheme == "unix":

@@ -1,8 +1,9 @@
 """The parent's process: binds, starts the controller and the front ends, watches them, ends with the last.
 
 It imports neither torch nor a loop, has one thread, and computes nothing, so that it outlives what it starts. A
-controller is forked from it, with the configuration as it was read; front ends are programs of their own. The kernel
-kills a controller whose parent has ended, and a front end sees its end in a socket.
+controller is forked from a child of its that has imported all that (``starter``), with the configuration as it was
+read; front ends are programs of their own. The kernel kills a controller whose parent has ended, and a front end sees
+its end in a socket.
 
 Not here: what becomes of the server when its controller ends (``rules``).
 """
@@ -18,8 +19,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jettison.live.machine.run_folder import RunFolder
 from jettison.server.notify import notify
@@ -27,6 +29,7 @@ from jettison.server.parent import orders as o
 from jettison.server.parent.front_ends import FrontEnds
 from jettison.server.parent.kept import Kept
 from jettison.server.parent.rules import Exit, Rules, ServerPhase, StartAgain
+from jettison.server.parent.starter import Begin, Begun, Ended, NotBegun, Starter, serve
 from jettison.transport.succession import Signer
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 PING_S = 1.0
@@ -44,7 +47,8 @@ MOST_UNANSWERED = 30
 are counted, not timed, so that a stop of this process is not held against it. As long as a controller leaves a front
 end."""
 MOST_UNANSWERED_IMPORTING = 60
-"""The same for one on its way back: before its loop runs it imports for ten seconds, on a busy machine for more."""
+"""The same for one on its way back: its starter may have ended, too, and another one imports for ten seconds, on a busy
+machine for more."""
 END_S = 3.0
 """Time for front ends to write their last bytes and end, before they are killed."""
 
@@ -52,22 +56,17 @@ Controller = Callable[["ParentLine"], int]
 """Serves to its end, in a process of its own; returns the exit code."""
 
 
-class _Line(NamedTuple):
-    """To a controller that lives."""
-
-    pid: int
-    sock: socket.socket
-
-
 class Parent:
     """One server's. ``run`` returns the exit code; in a forked controller it returns that one's."""
 
     def __init__(
         self, controller: Controller, number: int, host: str, port: int, orphan_timeout_s: float, *,
-        spans_hosts: bool = False,
+        prepare: Callable[[], object] = lambda: None, spans_hosts: bool = False,
     ) -> None:
-        """``number``: of front ends. ``spans_hosts``: workers may be on other hosts, and this process signs for them."""
+        """``number``: of front ends. ``prepare``: imports what a controller needs. ``spans_hosts``: workers may be on
+        other hosts, and this process signs for them."""
         self._controller = controller
+        self._prepare = prepare
         self._address = host, port
         self._orphan_timeout_s = orphan_timeout_s
         self._rules = Rules(orphan_timeout_s)
@@ -84,7 +83,12 @@ class Parent:
         self._poll = select.poll()
         self._woken: tuple[socket.socket, socket.socket] | None = None
         self._signals: list[int] = []
-        self._line: _Line | None = None
+        self._line: socket.socket | None = None
+        """To a controller that has begun and not ended, as far as is known."""
+        self._starter: Starter | None = None
+        self._asked: socket.socket
+        """A starter's own end of the line to it."""
+        self._signer: Signer | None = None
         self._start_s: float | None = None
         """When the next controller begins."""
         self._ping_s: float | None = None
@@ -99,58 +103,48 @@ class Parent:
         raises."""
         port = self._fronts.listen(*self._address)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what a dead controller leaves comes here
-        folder, signer = RunFolder(), Signer()
+        folder, self._signer = RunFolder(), Signer()
         try:
             self._kept = Kept.made(
-                folder.path, port, self._orphan_timeout_s, signer.public,
+                folder.path, port, self._orphan_timeout_s, self._signer.public,
                 None if self._desk is None else self._desk.certificate)
             with self._signals_heard():
                 self._start_s = time.monotonic()
                 while self._code is None or not self._fronts.are_over:
                     if self._is_due(self._start_s):
-                        self._epoch += 1
-                        signature = signer.sign(self._kept.secret, self._epoch)
-                        made = self._fork()
-                        if made is not None:
-                            self._desk = None
-                            del signer  # no controller signs for another
-                            return self._as_controller(*made, signature)
+                        code = self._begin()
+                        if code is not None:
+                            return code
                     self._look_at_clock()
                     self._wait()
             return self._code
         finally:
             if os.getpid() == self._pid:
+                if self._starter is not None:
+                    os.kill(self._starter.pid, signal.SIGKILL)
+                    os.waitpid(self._starter.pid, 0)
                 folder.remove()
 
     # --- the controller
 
-    def _fork(self) -> tuple[socket.socket, socket.socket | None] | None:
-        """Begin another controller; the new process gets its ends of the lines, this one None."""
+    def _begin(self) -> int | None:
+        """Have another controller begun. In this process returns None, in forked ones the exit code."""
+        assert self._signer is not None
         self._start_s = None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        signing = None if self._desk is None else self._desk.open()
+        self._epoch += 1
         try:
-            pid = os.fork()
+            if self._starter is None:
+                self._starter = self._fork_starter()
+                if self._starter is None:
+                    return self._as_starter()
+            ours = self._begin_by(self._starter, self._signer.sign(self._kept.secret, self._epoch))
         except OSError as error:
             if self._rules.state is ServerPhase.STARTING:
                 raise
             logger.error("no controller could be started: %s", error.strerror)
-            ours.close()
-            theirs.close()
-            if signing is not None:
-                signing.close()
             self._after(self._rules.on_end(1, time.monotonic()))
             return None
-        if pid == 0:
-            ours.close()
-            if self._desk is not None:
-                self._desk.close()
-            return theirs, signing
-        theirs.close()
-        if signing is not None:
-            signing.close()
-        ours.setblocking(False)
-        self._line, self._num_unanswered = _Line(pid, ours), 0
+        self._line, self._num_unanswered = ours, 0
         # The first one may take its time before it serves: its clients, and a service manager, wait for it or not.
         self._ping_s = time.monotonic() + PING_S if self._rules.state is ServerPhase.COMING_BACK else None
         self._poll.register(ours, select.POLLIN)
@@ -158,13 +152,39 @@ class Parent:
             self._say(o.Stop())
         return None
 
-    def _as_controller(self, sock: socket.socket, signing: socket.socket | None, signature: bytes) -> int:
-        """In the forked process."""
-        from jettison.server.parent.line import ParentLine  # brings a loop
+    def _begin_by(self, starter: Starter, signature: bytes) -> socket.socket:
+        """Returns the line to a controller that is on its way. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        has = {"door": self._kept.door, "far_control": self._kept.far_control,
+               "signing": None if self._desk is None else self._desk.open()}  # fmt: skip
+        others = {name: sock for name, sock in has.items() if sock is not None}
+        try:
+            starter.begin(Begin(self._epoch, signature, self._weights, list(others)), theirs, others)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            if "signing" in others:
+                others["signing"].close()
+        return ours
 
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != self._pid:  # it ended before the request was made
-            return 1
+    def _fork_starter(self) -> Starter | None:
+        """None in the forked process. Raises OSError."""
+        ours, self._asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            return None
+        self._asked.close()
+        ours.setblocking(False)
+        self._poll.register(ours, select.POLLIN)
+        return Starter(pid, ours)
+
+    def _as_starter(self) -> int:
+        """In the forked process, and in each controller that is forked from it."""
+        self._signer = self._desk = None  # no controller signs for another
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in SIGNALS:  # the parent hears them, and tells; not ignored, as that would be inherited
@@ -173,20 +193,58 @@ class Parent:
             for each in self._woken:
                 each.close()
         self._fronts.close_inherited()
-        return self._controller(ParentLine(sock, self._kept, self._weights, self._epoch, signature, signing))
+        begun = serve(self._asked, self._pid, self._prepare)
+        if begun is None:
+            return 0
+        from jettison.server.parent.line import ParentLine  # brings a loop
 
-    def _on_controller(self, line: _Line) -> None:
+        order, others = begun.order, begun.others
+        kept = replace(self._kept, door=others.get("door"), far_control=others.get("far_control"))
+        return self._controller(
+            ParentLine(begun.line, kept, order.weights, order.epoch, order.signature, others.get("signing")))
+
+    def _on_starter(self, starter: Starter) -> None:
         """Take what it says."""
         while True:
             try:
-                message, fds = o.receive_from_controller(line.sock)
+                said = starter.receive()
+            except BlockingIOError:
+                return
+            match said:
+                case None:
+                    with suppress(KeyError):
+                        self._poll.unregister(starter.sock)  # its end is told by the kernel
+                    return
+                case NotBegun(why):
+                    logger.error("no controller could be started: %s", why)
+                    self._on_controller_end(1)
+                case Ended(returncode):
+                    self._on_controller_end(returncode)
+                case Begun():
+                    pass
+
+    def _on_starter_end(self, starter: Starter, returncode: int) -> None:
+        """A controller that it had begun has ended with it."""
+        self._on_starter(starter)  # its last words
+        with suppress(KeyError):
+            self._poll.unregister(starter.sock)
+        starter.close()
+        self._starter = None
+        if self._line is not None:
+            self._on_controller_end(returncode or 1)
+
+    def _on_controller(self, line: socket.socket) -> None:
+        """Take what it says."""
+        while True:
+            try:
+                message, fds = o.receive_from_controller(line)
             except (BlockingIOError, ConnectionError):
                 return
             self._num_unanswered = 0
             match message:
                 case None:
                     with suppress(KeyError):
-                        self._poll.unregister(line.sock)  # its end is told by the kernel
+                        self._poll.unregister(line)  # its end is told by its starter
                     return
                 case o.Ready(weights):
                     self._weights = weights
@@ -207,11 +265,12 @@ class Parent:
                 case o.Pong():
                     pass
 
-    def _on_controller_end(self, line: _Line, returncode: int) -> None:
-        self._on_controller(line)  # its last words
+    def _on_controller_end(self, returncode: int) -> None:
+        assert self._line is not None
+        self._on_controller(self._line)  # its last words
         with suppress(KeyError):
-            self._poll.unregister(line.sock)
-        line.sock.close()
+            self._poll.unregister(self._line)
+        self._line.close()
         self._line = self._ping_s = None
         if self._rules.state is not ServerPhase.STOPPING and returncode:
             logger.error("the controller has ended (%d)", returncode)
@@ -226,7 +285,7 @@ class Parent:
     def _say(self, message: o.FromParent) -> None:
         if self._line is not None:
             with suppress(OSError):
-                o.send(self._line.sock, message)
+                o.send(self._line, message)
 
     # --- the loop
 
@@ -248,7 +307,7 @@ class Parent:
             self._say(o.Stop())
         if self._code is not None and self._is_due(self._ends_s):
             self._fronts.kill()
-        if self._line is not None and self._is_due(self._ping_s):
+        if self._line is not None and self._starter is not None and self._is_due(self._ping_s):
             self._ping_s = time.monotonic() + PING_S
             self._num_unanswered += 1
             is_back = self._rules.state is not ServerPhase.COMING_BACK
@@ -256,7 +315,7 @@ class Parent:
             if self._num_unanswered > most_unanswered:
                 logger.error("the controller has said nothing for %g s and is killed", most_unanswered * PING_S)
                 self._ping_s = None
-                os.kill(self._line.pid, signal.SIGKILL)
+                self._starter.kill_controller()
             else:
                 self._say(o.Ping())
 
@@ -276,8 +335,10 @@ class Parent:
             self._fronts.on_readable(lines[fd])
         if self._desk is not None and ready.intersection(signing):
             self._desk.answer()
-        if self._line is not None and self._line.sock.fileno() in ready:
+        if self._line is not None and self._line.fileno() in ready:
             self._on_controller(self._line)
+        if self._starter is not None and self._starter.sock.fileno() in ready:
+            self._on_starter(self._starter)
         self._on_signals()
 
     def _on_signals(self) -> None:
@@ -295,8 +356,8 @@ class Parent:
                     self._end(0)
         if signal.SIGCHLD in heard:
             for pid, returncode in _ended():
-                if self._line is not None and pid == self._line.pid:
-                    self._on_controller_end(self._line, returncode)
+                if self._starter is not None and pid == self._starter.pid:
+                    self._on_starter_end(self._starter, returncode)
                 else:
                     self._fronts.on_end(pid, returncode)
 

@@ -1,6 +1,6 @@
 """The authority of a server's certificates: its key is the parent's, and a controller asks for each signature.
 
-They have a pair of sockets of their own for it, on which one question waits for one answer: a signature takes a fraction
+They have a pair of sockets of their own for it, on which one question waits for one answer: a signature takes a part
 of a millisecond, and no turn of the parent's loop is long.
 """
 
