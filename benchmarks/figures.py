@@ -250,6 +250,15 @@ def _overload_trained(document: Document) -> str:
                   "answers that differ from recompute's"), rows)  # fmt: skip
 
 
+@block("controller_killed")
+def _controller_killed(document: Document) -> str:
+    keys = ("round", "open_at_the_kill", "failed", "wrong", "tokens_compared", "workers_kept", "ready_s", "gap_p50_s",
+            "gap_max_s")  # fmt: skip
+    return table(("kill", "streams open", "failed", "tokens wrong", "compared", "workers kept", "serves again after, s",
+                  "gap of a stream, P50, s", "longest, s"),
+                 [[row[key] for key in keys] for row in document["rows"]])  # fmt: skip
+
+
 @block("overload_trained_light")
 def _overload_trained_light(document: Document) -> str:
     rows = [

@@ -77,7 +77,7 @@ class Starter:
     def begin(self, order: Begin, line: socket.socket, others: dict[str, socket.socket]) -> None:
         """Raises OSError."""
         fds = [line.fileno(), *(others[name].fileno() for name in order.has)]
-        socket.send_fds(self.sock, [msgspec.json.encode(order)], fds)
+        socket.send_fds(self.sock, [msgspec.msgpack.encode(order)], fds)
 
     def receive(self) -> FromStarter | None:
         """What it says; None: it has hung up. Raises BlockingIOError."""
@@ -87,7 +87,7 @@ class Starter:
             return None
         if not message:
             return None
-        said = msgspec.json.decode(message, type=FromStarter)
+        said = msgspec.msgpack.decode(message, type=FromStarter)
         self._forget()
         if fds:
             self._pidfd = fds[0]
@@ -159,7 +159,7 @@ def _received(sock: socket.socket) -> Beginning | None:
     message, fds, _, _ = socket.recv_fds(sock, _MOST_BYTES, _MOST_FDS)
     if not message:
         return None
-    order = msgspec.json.decode(message, type=Begin)
+    order = msgspec.msgpack.decode(message, type=Begin)
     line, *others = (socket.socket(fileno=fd) for fd in fds)
     return Beginning(order, line, dict(zip(order.has, others, strict=True)))
 
@@ -181,7 +181,7 @@ def _forked(sock: socket.socket) -> int:
 
 def _tell(sock: socket.socket, said: FromStarter, *fds: int) -> None:
     with suppress(OSError):  # the parent is gone
-        socket.send_fds(sock, [msgspec.json.encode(said)], fds)
+        socket.send_fds(sock, [msgspec.msgpack.encode(said)], fds)
 
 
 def _end_with(parent_pid: int) -> None:
