@@ -28,7 +28,7 @@ from jettison.server.parent.rules import (
     exit_code,
 )
 from jettison.server.parent.signing import Sign, SigningDesk, lent_authority
-from jettison.transport.authority import MAX_REQUEST_BYTES
+from jettison.transport.authority import MAX_REQUEST_BYTES, Applicant
 from jettison.transport.handshake import Identity
 from jettison.transport.tls import Papers, TlsContexts, name_of
 from waiting import PATIENCE_S
@@ -91,7 +91,8 @@ PROGRAM = textwrap.dedent("""
     from jettison.server.parent import orders as o
     from jettison.server.parent import process
 
-    process.PING_S, process.MOST_UNANSWERED, process.MOST_UNANSWERED_IMPORTING = 0.02, 20, 20
+    process.PING_S, process.MOST_UNANSWERED = 0.02, 100
+    process.MOST_UNANSWERED_IMPORTING = 100 if "stuck" in sys.argv[2] else 1_000_000
     notes = Path(sys.argv[1])
     if sys.argv[4:]:
         from jettison.transport.handshake import Identity
@@ -113,6 +114,8 @@ PROGRAM = textwrap.dedent("""
             return 5
         if me == "stuck":
             time.sleep(3600)
+        if me == "breaks":
+            raise OSError(28, "a controller's own error")
         sock = line._sock
         o.send(sock, o.Ready("weights"))
         while True:
@@ -129,6 +132,8 @@ PROGRAM = textwrap.dedent("""
                 return 0 if me == "serves" else 1
 
     def prepare():
+        import jettison.server.parent.line
+
         note("prepared", os.getpid())
         if what == ["unprepared"]:
             raise ImportError("no such library")
@@ -270,6 +275,27 @@ def test_what_a_controller_imports_is_imported_once_and_again_where_that_process
         assert made.ended() == 0 and all(map(is_gone, prepared(made)))
 
 
+def test_what_a_controller_of_a_later_starter_raises_is_its_own_error(tmp_path):
+    with server(tmp_path, "serves,breaks,serves") as made:
+        made.serving()
+        os.kill(prepared(made)[0], signal.SIGKILL)
+        made.serving(3)
+        made.process.send_signal(signal.SIGTERM)
+        _, told = made.process.communicate(timeout=PATIENCE_S)
+        assert made.process.returncode == 0 and b"a controller's own error" in told
+        assert b"the controller has ended (1)" in told and b"no controller could be started" not in told
+
+
+def test_a_starter_that_stands_still_is_killed_once_its_controller_has_ended(tmp_path):
+    with server(tmp_path, "serves") as made:
+        first = made.serving()
+        (starter,) = prepared(made)
+        os.kill(starter, signal.SIGSTOP)
+        os.kill(first, signal.SIGKILL)
+        made.serving(2)
+        assert is_gone(starter) and len(prepared(made)) == 2
+
+
 def test_what_cannot_be_imported_ends_the_server(tmp_path):
     with server(tmp_path, "unprepared") as made:
         assert made.ended() == 1 and not made.controllers() and not folders(tmp_path)
@@ -314,19 +340,32 @@ def test_what_cannot_be_signed_is_refused_and_the_desk_lives_on():
             asking = pool.submit(call, *arguments)
             while not asking.done():
                 desk.answer()
+                time.sleep(0.001)
             return asking.result()
 
         with pytest.raises(LinkDownError, match="no signing request"):
             asked(authority.sign, b"no request", Identity(1, 0))
         with pytest.raises(LinkDownError, match="bytes"):
             authority.sign(bytes(MAX_REQUEST_BYTES + 1), Identity(1, 0))
-        with pytest.raises(LinkDownError):
-            asked(authority.sign, msgspec.msgpack.encode(Sign(b"", Identity(1, 0))), Identity(1, 0))
         TlsContexts(asked(authority.papers_for, Identity(1, 0)))
-    desk.close()
+        ours.send(msgspec.msgpack.encode(Sign(-1, Applicant(Identity(1, 0)).request, Identity(1, 0))))
+        TlsContexts(asked(authority.papers_for, Identity(2, 0)))  # the answer to that is passed over
+        ours.send(b"no question")
+        desk.answer()
     with pytest.raises(LinkDownError, match="the parent does not sign"):
         authority.papers_for(Identity(1, 0))
     ours.close()
+
+
+def test_what_controllers_are_forked_from_has_one_thread():
+    program = """if True:
+        import os
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        import jettison.server.launch
+        print(len(os.listdir("/proc/self/task")))
+    """
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == "1"
 
 
 def test_the_parent_is_small():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +50,7 @@ def _run(config: EngineConfig) -> int:
         return run_server(config, line)
 
     def prepare() -> None:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # what is forked from has one thread
         import jettison.server.launch  # noqa: F401 - with all that a controller imports
 
     if not config.api_servers:

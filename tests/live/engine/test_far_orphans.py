@@ -104,7 +104,6 @@ class Controller(Stage):
         self.crew._server.close()
         door._writer.transport.abort()
 
-
     async def leave(self):
         """Of one that has not started."""
         await self.spawner._server.close()
@@ -152,6 +151,7 @@ async def test_one_that_has_died_meanwhile_starts_on_its_keeper_and_without_that
     placers[0].signal(2, signal.SIGKILL)
     await gone(ends)
     second = await Controller(parent, placers, 3).start()
+    assert [second.crew.life(worker) for worker in range(3)] == [0, 1000, 1000], "above those of the first controller"
     assert second.crew.pids[0] == pids[0] and not {pids[1], pids[2]} & set(second.crew.pids.values())
     assert [event.kept is not None for event in sorted(second.ready, key=lambda event: event.worker_id)] == [
         True, False, False]  # fmt: skip
@@ -187,7 +187,8 @@ async def test_a_controller_that_the_parent_has_not_signed_gets_none_of_them(par
     assert second.crew.pids == pids
     late = Controller(parent, placers)  # of a higher epoch, while the second lives: it has its turn after that
     asking = asyncio.create_task(late.spawner._server.find(late.spawner._heritage))
-    await second.answer(1, 1)
+    for call_id in range(5):
+        await second.answer(1, call_id)
     assert not asking.done()
     await second.crew.close(5.0)
     assert await asyncio.wait_for(asking, PATIENCE_S) is None, "the second has ended in order"
@@ -204,7 +205,7 @@ async def test_without_a_controller_in_time_they_end(parent, placers):
 
 async def test_they_end_with_the_parent(parent, placers):
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=subprocess.PIPE)
-    parent.pid = process.pid
+    parent.pid, parent.orphan_timeout_s = process.pid, 10 * PATIENCE_S
     first = await Controller(parent, placers).start()
     ends = ends_of(first.crew.pids.values())
     await first.die()

@@ -157,7 +157,7 @@ async def test_one_that_has_died_meanwhile_is_started_empty_and_one_that_hangs_a
     second = await Controller(parent, monkeypatch, 3).start()
     assert second.crew.pids[0] == pids[0] and not {pids[1], pids[2]} & set(second.crew.pids.values())
     assert [event.kept is not None for event in second.ready] == [True, False, False]
-    assert [second.crew.life(worker) for worker in range(3)] == [0, 1, 1]
+    assert [second.crew.life(worker) for worker in range(3)] == [0, 1000, 1000]
     assert not is_alive(pids[2])
     await second.answers(1, [6, 7])
     await second.crew.close(5.0)

@@ -145,8 +145,8 @@ class Crew:
 
     @property
     def _first_life(self) -> int:
-        """Number of the lives that begin with ``start``: above those of earlier controllers."""
-        return 0 if self._heritage is None else self._heritage.epoch - 1
+        """Number of the lives that begin with ``start``: above those of earlier controllers, fewer than 1,000 each."""
+        return 0 if self._heritage is None else 1000 * (self._heritage.epoch - 1)
 
     async def start(self) -> list[m.WorkerReady]:
         """Start the workers that begin now, wait until each is loaded, and tell each where the others are. Those that

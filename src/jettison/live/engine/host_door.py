@@ -56,19 +56,24 @@ class HostDoor:
         """The process of an earlier controller, with the keepers that have outlived that one; None: there is none that
         obeys this controller."""
         sock = socket.socket(socket.AF_UNIX)
+        sock.setblocking(False)
         try:
-            sock.setblocking(False)
             await asyncio.get_running_loop().sock_connect(sock, _path(heritage))
             process = _Found.at(sock)
-            reader, self._writer = await asyncio.open_unix_connection(sock=sock, limit=h.MAX_MESSAGE_BYTES)
-            self._tell(h.TakeDoor(heritage.epoch, heritage.signature))
-            line = await asyncio.wait_for(reader.readline(), _START_TIMEOUT_S)
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             sock.close()
             log.info("there are no keepers of an earlier controller: %s", error)
             return None
-        taken = msgspec.json.decode(line, type=h.DoorWord) if line else None
+        reader, self._writer = await asyncio.open_unix_connection(sock=sock, limit=h.MAX_MESSAGE_BYTES)
+        self._tell(h.TakeDoor(heritage.epoch, heritage.signature))
+        try:
+            line = await asyncio.wait_for(reader.readline(), _START_TIMEOUT_S)
+        except (OSError, TimeoutError):  # should it wake up: ``close`` tells it to end
+            line = b""
+        taken = msgspec.json.decode(line, type=h.DoorWord) if line.endswith(b"\n") else None
         if not isinstance(taken, h.DoorTaken):
+            process.close()
+            log.error("the process with the keepers of an earlier controller does not obey")
             return None
         self._process = process
         self._listening = asyncio.create_task(self._listen(reader), name="jettison-hosts")
@@ -176,9 +181,14 @@ class _Found:
                 await over.wait()
             finally:
                 loop.remove_reader(self._pidfd)
+            self.close()
+        return 0
+
+    def close(self) -> None:
+        """Watch it no more. Idempotent."""
+        if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
-        return 0
 
 
 def _path(heritage: Heritage) -> str:

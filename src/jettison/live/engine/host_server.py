@@ -59,6 +59,8 @@ class HostServer:
         """Keepers that may come, by the name in the certificate."""
         self._lives: dict[int, int] = {}
         """The last one of each keeper, by number."""
+        self.unproven: set[_Connection] = set()
+        """They have shown a certificate, and not proven themselves."""
         self._connections: dict[Identity, _Connection] = {}
 
     def start(self, address: str, tls: ssl.SSLContext) -> str:
@@ -90,7 +92,7 @@ class HostServer:
         """What there is for a later controller. Keepers that were on their way, with what brought them gone, are let in
         no more."""
         self.expected.clear()
-        for connection in list(self._connections.values()):
+        for connection in (*self.unproven, *self._connections.values()):
             if connection.joined is None:
                 connection.end("another controller has come before it has said where it is")
         return h.DoorTaken(address, [each.kept() for each in self._connections.values()], self._lives)
@@ -106,6 +108,7 @@ class HostServer:
 
     def proven(self, connection: _Connection) -> None:
         """A keeper has proven itself."""
+        self.unproven.discard(connection)
         self._connections[connection.keeper] = connection
 
     def tell(self, connection: _Connection, word: h.HostEvent | h.Lost) -> None:
@@ -167,6 +170,7 @@ class _Connection(asyncio.Protocol):
             transport.abort()
             return
         self._post = post = self._server.expected.pop(name)
+        self._server.unproven.add(self)
         self.keeper = post.identity
         self._handshake = Handshake(bytes.fromhex(post.token_hex), CONTROLLER, Purpose.KEEPER, initiator=False)
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, transport.abort)
@@ -211,6 +215,7 @@ class _Connection(asyncio.Protocol):
         if self._is_over:
             return
         self._is_over = True
+        self._server.unproven.discard(self)
         if self._transport is not None:
             self._transport.abort()
         if self._handshake is None and self.keeper != CONTROLLER:
@@ -271,7 +276,7 @@ class _Line:
         server.on_word = self.pass_on
         try:
             with contextlib.suppress(OSError):  # also of what was told to a controller that is gone
-                while line := await self.reader.readline():
+                while (line := await self.reader.readline()).endswith(b"\n"):  # one that is not whole does not count
                     command = msgspec.json.decode(line, type=h.DoorCommand)
                     if isinstance(command, h.Expect):
                         server.expect(command.post)
@@ -323,7 +328,7 @@ class _Successors:
         try:
             word = msgspec.json.decode(await asyncio.wait_for(reader.readline(), _FIRST_WORD_S), type=h.TakeDoor)
             self._check(word)
-        except (LinkDownError, OSError, ValueError, TimeoutError) as error:
+        except (LinkDownError, msgspec.DecodeError, OSError, ValueError, TimeoutError) as error:
             log.error("what asks for the keepers gets none: %s", error)
             writer.close()
             return

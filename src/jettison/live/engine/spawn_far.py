@@ -28,6 +28,7 @@ from jettison.live.wire.stepflag import NO_STEP
 from jettison.live.wire.worker_config import WorkerStart
 from jettison.transport.handshake import CONTROLLER, HANDSHAKE_TIMEOUT_S, Identity
 from jettison.transport.sockets import parse_address
+from jettison.transport.tls import keeper_identity
 from jettison.types import WorkerId
 
 if TYPE_CHECKING:
@@ -220,11 +221,15 @@ class FarSpawner:
                 f"tcp:{ip}:0", authority.papers_for(CONTROLLER), self._heritage)
             return f"tcp:{ip}:0"
         self._address, self._num_lives = found.address, dict(found.lives)
-        self._found = [(self._take(kept, authority), kept.workers)
-                       for kept in sorted(found.keepers, key=lambda each: each.life)]
+        self._num_orders = max((worker.order for kept in found.keepers for worker in kept.workers), default=0)
+        last = {kept.number: kept for kept in sorted(found.keepers, key=lambda each: each.life)}
+        for kept in found.keepers:
+            if kept is not last[kept.number]:
+                self._server.dismiss(keeper_identity(kept.number, kept.life))
+        self._found = [(self._take(kept, authority), kept.workers) for kept in last.values()]
         self._placer.reopen({
             (kept.number, kept.life): parse_address(worker.far)[1]
-            for kept in found.keepers for worker in kept.workers if worker.far is not None})
+            for kept in last.values() for worker in kept.workers if worker.far is not None})
         return f"tcp:{parse_address(self._address)[1]}:0"
 
     async def close(self) -> None:
@@ -246,8 +251,7 @@ class FarSpawner:
         adopted = []
         for keeper, workers in self._found:
             for worker in workers:
-                self._num_orders = max(self._num_orders, worker.order)
-                if keeper.is_over:
+                if keeper.is_over:  # since then
                     continue
                 if not worker.pid:  # a start that has come to nothing
                     keeper.send(h.Kill(worker.order))
@@ -327,9 +331,7 @@ class FarSpawner:
         task.add_done_callback(self._tasks.discard)
 
     def _take(self, kept: h.KeptKeeper, authority: Authority) -> _Keeper:
-        """One that has outlived the controller that has brought it; an earlier life of it was given up."""
-        if (before := self._keepers.get(kept.number)) is not None:
-            before.give_up("it has a later life")
+        """One that has outlived the controller that has brought it."""
         keeper = self._keepers[kept.number] = _Keeper(self._post(kept.number, kept.life, authority), self._server)
         keeper.join(kept.joined)
         self._attend(keeper, self._until_given_up(keeper.post))

@@ -169,8 +169,9 @@ class RayPlacer:
             await asyncio.gather(self._rejoining, return_exceptions=True)
         if self._process is None:
             return
-        with suppress(OSError):  # it has ended
-            await self._tell(p.GiveBack())
+        if self.pid is not None:
+            with suppress(OSError):  # it has just ended
+                await self._tell(p.GiveBack())
         await _end(self._process)
         if self._listening is not None:
             await self._listening
@@ -231,7 +232,7 @@ class RayPlacer:
 
     async def _tell(self, command: p.PlacerCommand) -> None:
         """Raises OSError."""
-        if self._process is None or self._process.stdin is None:
+        if self._process is None or self._process.stdin is None or self._process.stdin.is_closing():
             raise ConnectionError("Ray's driver is not there")
         self._process.stdin.write(msgspec.json.encode(command) + b"\n")
         await self._process.stdin.drain()

@@ -92,8 +92,8 @@ class RayDriver:
         return p.Opened(ray.util.get_node_ip_address())
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Obey until the controller is gone; then the room is given back where that was told, and is kept for the next
-        one elsewhere. Or until the head has been away and is back."""
+        """Obey until the controller is gone; then the room is given back where that was told, and kept for the next
+        one otherwise. Or until the head has been away and is back."""
         obeying, attending = asyncio.create_task(self._obey(reader)), asyncio.create_task(self._attend())
         done, _ = await asyncio.wait((obeying, attending), return_when=asyncio.FIRST_COMPLETED)
         for task in (obeying, attending):

@@ -31,7 +31,7 @@ _GIVE_BACK_S = 5.0
 
 
 class RayRoom:
-    """The room of one controller's workers. Its driver is connected; all but ``attend`` may block."""
+    """The room of one server's workers. Its driver is connected; all but ``attend`` may block."""
 
     def __init__(self, command: p.Open) -> None:
         self._command = command

@@ -35,7 +35,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unknown
     timeout_s: float
     """For the room to be found."""
     name: str
-    """Of the room, the same for every placer of a controller: what an earlier one has reserved is taken over."""
+    """Of the room, the same for every placer of a server: what an earlier one has reserved is taken over."""
     num_reserved: int
     homes: dict[int, str] = {}
     """By worker: the IP address of the host where its keeper is, of those that live. Its room is there."""

@@ -1,7 +1,8 @@
-"""What the parent and a controller tell each other: a packet each, on a pair of sockets that a controller inherits."""
+"""What the parent and a controller tell each other: a packet each, on a pair of sockets."""
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 
@@ -78,6 +79,8 @@ def send(sock: socket.socket, message: FromController | FromParent, fds: Sequenc
 def receive_from_controller(sock: socket.socket) -> tuple[FromController | None, list[int]]:
     """The next packet and its descriptors; None at the end. Raises BlockingIOError where there is none yet."""
     data, fds, _, _ = socket.recv_fds(sock, MOST_BYTES, 1)
+    for fd in fds:
+        os.set_inheritable(fd, False)
     return (msgspec.json.decode(data, type=FromController) if data else None), list(fds)
 
 

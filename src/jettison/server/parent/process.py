@@ -47,8 +47,9 @@ MOST_UNANSWERED = 30
 are counted, not timed, so that a stop of this process is not held against it. As long as a controller leaves a front
 end."""
 MOST_UNANSWERED_IMPORTING = 60
-"""The same for one on its way back: its starter may have ended, too, and another one imports for ten seconds, on a busy
-machine for more."""
+"""The same for one on its way back, whose loop does not run yet."""
+MOST_UNTOLD = 5
+"""After so many more the starter is killed as well: it stands still, too."""
 END_S = 3.0
 """Time for front ends to write their last bytes and end, before they are killed."""
 
@@ -93,6 +94,8 @@ class Parent:
         """When the next controller begins."""
         self._ping_s: float | None = None
         self._num_unanswered = 0
+        self._is_ready = False
+        """The controller has served."""
         self._weights: str | None = None
         self._code: int | None = None
         """Of the server, once it is known; front ends may have last words then."""
@@ -132,19 +135,21 @@ class Parent:
         assert self._signer is not None
         self._start_s = None
         self._epoch += 1
+        ours: socket.socket | None = None
         try:
             if self._starter is None:
                 self._starter = self._fork_starter()
-                if self._starter is None:
-                    return self._as_starter()
-            ours = self._begin_by(self._starter, self._signer.sign(self._kept.secret, self._epoch))
+            if self._starter is not None:
+                ours = self._begin_by(self._starter, self._signer.sign(self._kept.secret, self._epoch))
         except OSError as error:
             if self._rules.state is ServerPhase.STARTING:
                 raise
             logger.error("no controller could be started: %s", error.strerror)
             self._after(self._rules.on_end(1, time.monotonic()))
             return None
-        self._line, self._num_unanswered = ours, 0
+        if ours is None:  # the forked process, whose errors are its own
+            return self._as_starter()
+        self._line, self._num_unanswered, self._is_ready = ours, 0, False
         # The first one may take its time before it serves: its clients, and a service manager, wait for it or not.
         self._ping_s = time.monotonic() + PING_S if self._rules.state is ServerPhase.COMING_BACK else None
         self._poll.register(ours, select.POLLIN)
@@ -189,8 +194,8 @@ class Parent:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in SIGNALS:  # the parent hears them, and tells; not ignored, as that would be inherited
             signal.signal(number, _heard)
-        if self._woken is not None:
-            for each in self._woken:
+        for each in (*(self._woken or ()), self._kept.door, self._kept.far_control):
+            if each is not None:  # the last two come again with each order to begin
                 each.close()
         self._fronts.close_inherited()
         begun = serve(self._asked, self._pid, self._prepare)
@@ -221,7 +226,7 @@ class Parent:
                 case Ended(returncode):
                     self._on_controller_end(returncode)
                 case Begun():
-                    pass
+                    self._num_unanswered = 0  # what its starter took to import does not count
 
     def _on_starter_end(self, starter: Starter, returncode: int) -> None:
         """A controller that it had begun has ended with it."""
@@ -249,6 +254,7 @@ class Parent:
                 case o.Ready(weights):
                     self._weights = weights
                     self._rules.on_ready()
+                    self._is_ready = True
                     self._ping_s = time.monotonic() + PING_S
                 case o.Fronts():
                     self._fronts.begin(fds[0])
@@ -310,14 +316,15 @@ class Parent:
         if self._line is not None and self._starter is not None and self._is_due(self._ping_s):
             self._ping_s = time.monotonic() + PING_S
             self._num_unanswered += 1
-            is_back = self._rules.state is not ServerPhase.COMING_BACK
-            most_unanswered = MOST_UNANSWERED if is_back else MOST_UNANSWERED_IMPORTING
-            if self._num_unanswered > most_unanswered:
-                logger.error("the controller has said nothing for %g s and is killed", most_unanswered * PING_S)
-                self._ping_s = None
+            num_too_many = self._num_unanswered - (MOST_UNANSWERED if self._is_ready else MOST_UNANSWERED_IMPORTING)
+            if num_too_many <= 0:
+                self._say(o.Ping())
+            elif num_too_many <= MOST_UNTOLD:
+                logger.error("the controller has said nothing for %g s and is killed", self._num_unanswered * PING_S)
                 self._starter.kill_controller()
             else:
-                self._say(o.Ping())
+                logger.error("the controller's starter does not tell of its end and is killed")
+                os.kill(self._starter.pid, signal.SIGKILL)
 
     def _wait(self) -> None:
         """Until something has happened or is due; act on it."""

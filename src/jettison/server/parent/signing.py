@@ -6,7 +6,10 @@ of a millisecond, and no turn of the parent's loop is long.
 
 from __future__ import annotations
 
+import itertools
 import socket
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -23,6 +26,8 @@ _MOST_BYTES = 4 * MAX_REQUEST_BYTES
 class Sign(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sign this request (DER)."""
 
+    number: int
+    """Of the question: an answer that comes too late is none to the next one."""
     request: bytes
     identity: Identity
 
@@ -30,12 +35,14 @@ class Sign(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Signed(msgspec.Struct, frozen=True, tag="signed", forbid_unknown_fields=True):
     """The certificate, PEM."""
 
+    number: int
     certificate: bytes
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
     """There is none."""
 
+    number: int
     why: str
 
 
@@ -71,9 +78,13 @@ class SigningDesk:
         answer: Signed | Refused
         try:
             wanted = msgspec.msgpack.decode(asked, type=Sign)
-            answer = Signed(self._authority.sign(wanted.request, wanted.identity))
-        except (LinkDownError, msgspec.DecodeError) as error:
-            answer = Refused(str(error))
+        except msgspec.DecodeError:  # no controller says such a thing
+            self.close()
+            return
+        try:
+            answer = Signed(wanted.number, self._authority.sign(wanted.request, wanted.identity))
+        except LinkDownError as error:
+            answer = Refused(wanted.number, str(error))
         with suppress(OSError):  # the controller is gone
             self.line.send(msgspec.msgpack.encode(answer))
 
@@ -86,17 +97,21 @@ class SigningDesk:
 
 def lent_authority(line: socket.socket, certificate: bytes) -> LentAuthority:
     """A controller's end: an authority whose key is the parent's."""
-    line.settimeout(ANSWER_TIMEOUT_S)
-    return LentAuthority(certificate, partial(_ask, line))
+    return LentAuthority(certificate, partial(_ask, line, itertools.count()))
 
 
-def _ask(line: socket.socket, request: bytes, identity: Identity) -> bytes:
+def _ask(line: socket.socket, numbers: Iterator[int], request: bytes, identity: Identity) -> bytes:
     """Raises LinkDownError."""
+    number, ends_s = next(numbers), time.monotonic() + ANSWER_TIMEOUT_S
     if len(request) > MAX_REQUEST_BYTES:
         raise LinkDownError(f"no signing request of {identity}: {len(request)} bytes")
     try:
-        line.send(msgspec.msgpack.encode(Sign(request, identity)))
-        answered = msgspec.msgpack.decode(line.recv(_MOST_BYTES), type=Signed | Refused)
+        line.settimeout(ANSWER_TIMEOUT_S)
+        line.send(msgspec.msgpack.encode(Sign(number, request, identity)))
+        answered = None
+        while answered is None or answered.number != number:
+            line.settimeout(max(0.001, ends_s - time.monotonic()))
+            answered = msgspec.msgpack.decode(line.recv(_MOST_BYTES), type=Signed | Refused)
     except (OSError, msgspec.DecodeError) as error:
         raise LinkDownError(f"the parent does not sign: {error}") from None
     if isinstance(answered, Refused):

@@ -90,6 +90,7 @@ class Starter:
         said = msgspec.msgpack.decode(message, type=FromStarter)
         self._forget()
         if fds:
+            os.set_inheritable(fds[0], False)
             self._pidfd = fds[0]
         return said
 
@@ -160,6 +161,8 @@ def _received(sock: socket.socket) -> Beginning | None:
     if not message:
         return None
     order = msgspec.msgpack.decode(message, type=Begin)
+    for fd in fds:  # no program that a controller starts has them
+        os.set_inheritable(fd, False)
     line, *others = (socket.socket(fileno=fd) for fd in fds)
     return Beginning(order, line, dict(zip(order.has, others, strict=True)))
 
