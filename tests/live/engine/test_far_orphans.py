@@ -151,10 +151,9 @@ async def test_one_that_has_died_meanwhile_starts_on_its_keeper_and_without_that
     placers[0].signal(2, signal.SIGKILL)
     await gone(ends)
     second = await Controller(parent, placers, 3).start()
-    assert [second.crew.life(worker) for worker in range(3)] == [0, 1000, 1000], "above those of the first controller"
-    assert second.crew.pids[0] == pids[0] and not {pids[1], pids[2]} & set(second.crew.pids.values())
-    assert [event.kept is not None for event in sorted(second.ready, key=lambda event: event.worker_id)] == [
-        True, False, False]  # fmt: skip
+    assert second.crew.pids == {0: pids[0]}
+    assert [(await second.crew.restart(worker)).kept for worker in (1, 2)] == [None, None]
+    assert [second.crew.life(worker) for worker in range(3)] == [0, 1001, 1001], "above those of the first controller"
     assert sorted(placers[1].processes) == [(2, 1)], "the second one's keeper lives; a later life of the third's"
     for worker in range(3):
         await second.answer(worker, 10 + worker)

@@ -145,7 +145,7 @@ async def test_workers_that_outlive_their_controller_go_on_with_the_next_one(par
     assert not any(map(is_alive, pids.values()))
 
 
-async def test_one_that_has_died_meanwhile_is_started_empty_and_one_that_hangs_as_well(parent, monkeypatch):
+async def test_one_that_has_died_meanwhile_can_be_started_empty_and_one_that_hangs_as_well(parent, monkeypatch):
     monkeypatch.setattr("jettison.live.engine.crew.TAKE_OVER_S", 5.0)
     first = await Controller(parent, monkeypatch, 3).start()
     await first.answers(1, [5])
@@ -155,10 +155,10 @@ async def test_one_that_has_died_meanwhile_is_started_empty_and_one_that_hangs_a
     await until(lambda: not is_alive(pids[1]))
     os.kill(pids[2], signal.SIGSTOP)
     second = await Controller(parent, monkeypatch, 3).start()
-    assert second.crew.pids[0] == pids[0] and not {pids[1], pids[2]} & set(second.crew.pids.values())
-    assert [event.kept is not None for event in second.ready] == [True, False, False]
-    assert [second.crew.life(worker) for worker in range(3)] == [0, 1000, 1000]
-    assert not is_alive(pids[2])
+    assert second.crew.pids == {0: pids[0]} and not is_alive(pids[2])
+    assert [event.kept is not None for event in second.ready] == [True]
+    assert [(await second.crew.restart(worker)).kept for worker in (1, 2)] == [None, None]
+    assert [second.crew.life(worker) for worker in range(3)] == [0, 1001, 1001]
     await second.answers(1, [6, 7])
     await second.crew.close(5.0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -218,18 +218,20 @@ class Assembly:
     def build_core(
         self, capacity_blocks: Mapping[WorkerId, int], secret: bytes, profile: HardwareProfile | None = None,
         machine_of: Mapping[WorkerId, MachineId] | None = None, *, has_profiled_links: bool = True,
-        loading_bytes_per_s: float | None = None, start_s: float | None = None,
+        loading_bytes_per_s: float | None = None, start_s: float | None = None, missing: Collection[WorkerId] = (),
     ) -> ClusterCore:
-        """A core over workers that have reported their capacity, and those that may be started later, which get the
-        least of it. ``machine_of``: where they are not all in one. ``has_profiled_links``: theirs are such as were
-        profiled, which is shared memory. ``start_s``: what a process took to start, without what it read."""
+        """A core over workers that have reported their capacity, and those that may be started later or should be
+        there (``missing``), which get the least of it. ``machine_of``: where they are not all in one.
+        ``has_profiled_links``: theirs are such as were profiled, which is shared memory. ``start_s``: what a process took
+        to start, without what it read."""
         slots = num_host_slots(self.worker_specs[0].host_bytes, self.shape, self.limits.block_size)
         params = cluster_params(
             self.config, num_host_slots=slots, profile=profile, machine_of=machine_of,
             has_profiled_links=has_profiled_links, loading_bytes_per_s=loading_bytes_per_s, start_s=start_s,
         )
         if params.provision.num_at_start is not None:
-            params = replace(params, provision=replace(params.provision, at_start=frozenset(capacity_blocks)))
+            at_start = frozenset({*capacity_blocks, *missing})
+            params = replace(params, provision=replace(params.provision, at_start=at_start))
         least = min(capacity_blocks.values())
         of_all = {**dict.fromkeys((spec.worker_id for spec in self.worker_specs), least), **capacity_blocks}
         return ClusterCore(self.shape, self.limits, params, of_all, secret)

@@ -149,8 +149,8 @@ class Crew:
         return 0 if self._heritage is None else 1000 * (self._heritage.epoch - 1)
 
     async def start(self) -> list[m.WorkerReady]:
-        """Start the workers that begin now, wait until each is loaded, and tell each where the others are. Those that
-        have outlived an earlier controller are taken over; the others are started empty then.
+        """Start the workers that begin now, wait until each is loaded, and tell each where the others are. Where some
+        have outlived an earlier controller, they are taken over, and none is started: ``restart`` is for the others.
 
         Raises the worker's own UserError (ModelError, BudgetError, ...), else WorkerLostError; then nothing is
         left running. A crew starts once.
@@ -161,9 +161,8 @@ class Crew:
             await self._listen()
             async with asyncio.timeout(self._start_timeout_s):
                 kept = [] if self._heritage is None else await self._taken_over(self._heritage)
-                others = [worker for worker in self._specs if worker not in kept]
-                for worker in others[: max(0, self._num_at_start - len(kept))]:
-                    self._spawn(worker, self._first_life, is_empty=bool(kept))
+                for worker in [] if kept else list(self._specs)[: self._num_at_start]:
+                    self._spawn(worker, self._first_life, is_empty=False)
                 ready = list(await asyncio.gather(*(life.started for life in self._lives.values())))
                 await asyncio.gather(*(life.handle.located() for life in self._lives.values()))
             for worker, life in self._lives.items():

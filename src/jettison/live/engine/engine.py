@@ -37,7 +37,7 @@ from jettison.live.engine.snapshot import take_snapshot
 from jettison.live.engine.spawner import Spawner, machines_of
 from jettison.live.engine.stream import Stream
 from jettison.live.engine.suspects import Suspects
-from jettison.live.engine.takeover import agree_on_weights, fill_kept
+from jettison.live.engine.takeover import agree_on_weights, fill_kept, missing_of
 from jettison.live.engine.warmup import WarmUp
 from jettison.live.host.heritage import Heritage
 from jettison.live.wire import messages as m
@@ -140,11 +140,11 @@ class Engine:
         self._own_products.note(ready)
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
         profile, machine_of = assembly.load_profile(), machines_of(capacity, spawner)
-        slowest = max(ready, key=lambda r: r.read_ns)
+        slowest, missing = max(ready, key=lambda r: r.read_ns), missing_of(ready, assembly.worker_specs, num_at_start)
         core = assembly.build_core(
             capacity, os.urandom(16), profile, machine_of, has_profiled_links=len(set(machine_of.values())) == 1,
             loading_bytes_per_s=1e9 * assembly.shape.parameter_bytes / slowest.read_ns if slowest.read_ns else None,
-            start_s=max(0, ready_ns - begun_ns - slowest.read_ns) / 1e9,
+            start_s=max(0, ready_ns - begun_ns - slowest.read_ns) / 1e9, missing=missing,
         )
         self._suspects = Suspects(self._crew, core.state)
         self._provisioner = Provisioner(
@@ -161,7 +161,7 @@ class Engine:
             self._warm_up = None
             driver.on_start(ready, time.monotonic_ns())
         self._driver, self._orders = driver, Orders(driver, self._crew)
-        fill_kept(ready, driver, self._crew.life, self._handle)
+        fill_kept(ready, missing, driver, self._crew.life, self._handle, self._restarter.worker_lost)
         self._ticker = asyncio.create_task(self._tick(), name="jettison-ticker")
         if self._state == "loading":
             self._state = "ready"

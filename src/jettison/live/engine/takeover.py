@@ -16,6 +16,7 @@ from jettison.device.model.identity import WeightsIdentity, agreed_identity
 from jettison.errors import ModelError
 from jettison.live.engine.driver import CoreDriver
 from jettison.live.wire import messages as m
+from jettison.live.wire.worker_config import WorkerSpec
 from jettison.types import ShardId, WorkerId
 
 
@@ -33,12 +34,20 @@ def agree_on_weights(
     return weights
 
 
+def missing_of(ready: Sequence[m.WorkerReady], specs: Sequence[WorkerSpec], num_at_start: int) -> list[WorkerId]:
+    """Workers that should be there and have not outlived an earlier controller: the first ones that are not ready."""
+    there = {event.worker_id for event in ready}
+    others = [spec.worker_id for spec in specs if spec.worker_id not in there]
+    return others[: max(0, num_at_start - len(there))]
+
+
 def fill_kept(
-    ready: Sequence[m.WorkerReady], driver: CoreDriver, life_of: Callable[[WorkerId], int],
-    handle: Callable[[ports.Event], None],
+    ready: Sequence[m.WorkerReady], missing: Sequence[WorkerId], driver: CoreDriver,
+    life_of: Callable[[WorkerId], int], handle: Callable[[ports.Event], None], restart: Callable[[WorkerId], None],
 ) -> None:
     """Note each worker's life. Where some are taken over, tell the driver of them all, and have ``handle`` hear of
-    those that lack shards; where all have begun with this controller it knows (``CoreDriver.on_start``)."""
+    those that lack shards, and of the ``missing``, which are dead to the core and brought back by ``restart``; where
+    all have begun with this controller it knows (``CoreDriver.on_start``)."""
     core = driver.core
     for event in ready:
         core.state.workers[event.worker_id].life = life_of(event.worker_id)
@@ -51,7 +60,9 @@ def fill_kept(
         kept = frozenset(event.kept or ())
         if not core.state.workers[event.worker_id].layout.shards <= kept:
             lacking.append((event, kept))
-    for event, _ in lacking:  # all of them first: none is asked for what it lacks
-        handle(ports.WorkerLost(event.worker_id))
+    for worker in [*missing, *(event.worker_id for event, _ in lacking)]:  # first: none is asked for what it lacks
+        handle(ports.WorkerLost(worker))
     for event, kept in lacking:
         handle(ports.WorkerJoined(event.worker_id, event.capacity_blocks, life_of(event.worker_id), kept))
+    for worker in missing:
+        restart(worker)
