@@ -222,8 +222,8 @@ class Assembly:
     ) -> ClusterCore:
         """A core over workers that have reported their capacity, and those that may be started later or should be
         there (``missing``), which get the least of it. ``machine_of``: where they are not all in one.
-        ``has_profiled_links``: theirs are such as were profiled, which is shared memory. ``start_s``: what a process took
-        to start, without what it read."""
+        ``has_profiled_links``: theirs are such as were profiled, which is shared memory. ``start_s``: what a process
+        took to start, without what it read."""
         slots = num_host_slots(self.worker_specs[0].host_bytes, self.shape, self.limits.block_size)
         params = cluster_params(
             self.config, num_host_slots=slots, profile=profile, machine_of=machine_of,
