@@ -122,13 +122,12 @@ class HostDoor:
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)
-        if self._writer is not None:
-            self._tell(h.CloseDoor())
-            self._writer.close()
+        self._tell(h.CloseDoor())
         process, self._process = self._process, None
-        if process is None:
-            return
-        await ended(process, "the process that takes keepers", _CLOSE_TIMEOUT_S)
+        if process is not None:
+            await ended(process, "the process that takes keepers", _CLOSE_TIMEOUT_S)
+        if self._writer is not None:  # not before: what it still says would break the line, and with it this word
+            self._writer.close()
 
     def _tell(self, command: h.OpenDoor | h.TakeDoor | h.DoorCommand) -> None:
         if self._writer is not None and not self._writer.is_closing():
