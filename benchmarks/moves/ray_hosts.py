@@ -54,11 +54,13 @@ MOST_TOKENS = 224
 START_S, NODE_S, PATIENCE_S = 180.0, 60.0, 120.0
 COUNTS = ("drops_total", "restores_total", "migrations_total", "sleeps_total", "wakes_total", "worker_losses_total",
           "worker_joins_total", "offline_output_tokens_total")  # fmt: skip
-FLAGS: dict[str, object] = {
-    "instances": 3, "dtype": "float64", "block_size": 8, "page_size": 4096, "max_num_seqs": 32,
-    "max_num_batched_tokens": 64, "num_threads": 1, "overload": "drop", "packing": "mell", "packing_epoch_s": 2,
-    "sleep": "auto", "sleep_after_s": 5, "offline": "harvest", "slo_ttft_ms": 2000, "slo_tpot_ms": 500,
-    "host_memory": "16MiB", "max_model_len": 256,
+SAME: dict[str, object] = {
+    "dtype": "float64", "block_size": 8, "page_size": 4096, "num_threads": 1, "max_model_len": 256,
+}  # fmt: skip
+FLAGS: dict[str, object] = SAME | {
+    "instances": 3, "max_num_seqs": 32, "max_num_batched_tokens": 64, "overload": "drop", "packing": "mell",
+    "packing_epoch_s": 2, "sleep": "auto", "sleep_after_s": 5, "offline": "harvest", "slo_ttft_ms": 2000,
+    "slo_tpot_ms": 500, "host_memory": "16MiB",
 }  # fmt: skip
 
 
@@ -86,9 +88,10 @@ class RayHosts:
 
     def __init__(self, network: Network, hidden: Path) -> None:
         self._network, self._hidden = network, hidden
+        paths = os.pathsep.join(filter(None, [str(REPOSITORY / "src"), os.environ.get("PYTHONPATH")]))
         self.environment = os.environ | {
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_memory_monitor_refresh_ms": "0",
-            "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(REPOSITORY / "src"), "PYTHONUNBUFFERED": "1",
+            "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
         self.nodes: dict[str, subprocess.Popen[str]] = {}
         self.address = f"{network.ip_of(HOSTS[0])}:{RAY_PORT}"
@@ -296,17 +299,16 @@ def answered(server: ServerProcess, load: Workload, lines: bytes, beside: Callab
             "tpot_p50_s": run.tpot_s.p50}, texts  # fmt: skip
 
 
-def flags_for(folder: Path, blocks: int, **more: object) -> dict[str, object]:
-    """With memory for so many KV blocks an instance."""
-    flags = FLAGS | more
+def with_memory(flags: dict[str, object], folder: Path, blocks: int) -> dict[str, object]:
+    """For so many KV blocks an instance."""
     sized = assemble(EngineConfig.resolve(model=str(folder), **flags))  # type: ignore[arg-type]
     return flags | {"memory": sized.memory_for_blocks(blocks)}
 
 
 def expected(folder: Path, load: Workload, lines: bytes, scratch: Path) -> dict:
     """By one instance with ample memory, on this machine."""
-    alone = {"instances": 1, "overload": "recompute", "packing": "none", "sleep": "never", "max_num_seqs": 128}
-    with ServerProcess(folder, flags_for(folder, 4000, **alone), scratch / "alone.log") as server:
+    flags = SAME | {"instances": 1, "max_num_seqs": 64, "max_num_batched_tokens": 128}
+    with ServerProcess(folder, with_memory(flags, folder, 2000), scratch / "alone.log") as server:
         row, texts = answered(server, scale_time(load, 2.0), lines, lambda: None)
     if row["unanswered"]:
         raise SystemExit(f"one instance alone left {row['unanswered']} requests without an answer")
@@ -335,7 +337,7 @@ def one(name: str, folder: Path, load: Workload, lines: bytes, right: dict, args
         ends.callback(ray.close)
         for host in HOSTS:
             ray.start(host)
-        flags = flags_for(folder, args.blocks) | {
+        flags = with_memory(FLAGS, folder, args.blocks) | {
             "launcher": "ray", "ray_address": ray.address, "ray_placement": "spread", "api_servers": 1}  # fmt: skip
         server = ends.enter_context(Far(folder, flags, args.log or folder.parent / f"{name}.log", network, ray))
         scene = Scene(name, network, ray, server, args)
@@ -355,9 +357,9 @@ def one(name: str, folder: Path, load: Workload, lines: bytes, right: dict, args
 def main() -> int:
     """The command."""
     args = parse(
-        __doc__, scenes=(list(SCENES), "in this order"), seconds=(60.0, "of arrivals"), rate=(2.0, "requests a second"),
+        __doc__, scenes=(list(SCENES), "in this order"), seconds=(60.0, "of arrivals"), rate=(15.0, "requests a second"),
         trace=(Path, "whose arrivals and lengths are taken (docs/workloads.md)"), lines=(60, "of the batch"),
-        away=(180.0, "seconds without Ray's head"), blocks=(60, "KV blocks of an instance"),
+        away=(180.0, "seconds without Ray's head"), blocks=(40, "KV blocks of an instance"),
         starve=(False, "one core is busy with something else"), log=(Path, "of the server"),
     )  # fmt: skip
     if os.geteuid() != 0:

@@ -226,7 +226,8 @@ class Crew:
             await asyncio.wait([life.handle.ended for life in late.values()])
         for worker in late:  # others may be enough
             del self._lives[worker]
-        log.info("%d of %d workers are taken over", len(kept), len(self._specs))
+        if lives:
+            log.info("%d of %d workers are taken over", len(kept), len(self._specs))
         return kept
 
     def _on_proven(self, worker: WorkerId) -> None:
