@@ -250,6 +250,16 @@ def _overload_trained(document: Document) -> str:
                   "answers that differ from recompute's"), rows)  # fmt: skip
 
 
+@block("ray_hosts")
+def _ray_hosts(document: Document) -> str:
+    keys = ("scene", "arrivals", "requests", "unanswered", "answers", "differ", "drops_total", "restores_total",
+            "migrations_total", "worker_losses_total", "lost_after_s", "told_after_s", "away_s")  # fmt: skip
+    return table(("scene", "arrivals", "requests", "without an answer", "answers, with the batch's", "that differ",
+                  "drops", "restores", "migrations", "workers lost", "the host, after s", "/health says so after, s",
+                  "Ray is joined again after, s"),
+                 [[row.get(key) for key in keys] for row in document["rows"]])  # fmt: skip
+
+
 @block("controller_killed")
 def _controller_killed(document: Document) -> str:
     keys = ("round", "open_at_the_kill", "failed", "wrong", "tokens_compared", "workers_kept", "ready_s", "gap_p50_s",

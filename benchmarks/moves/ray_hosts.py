@@ -357,7 +357,8 @@ def one(name: str, folder: Path, load: Workload, lines: bytes, right: dict, args
 def main() -> int:
     """The command."""
     args = parse(
-        __doc__, scenes=(list(SCENES), "in this order"), seconds=(60.0, "of arrivals"), rate=(15.0, "requests a second"),
+        __doc__, scenes=(list(SCENES), "in this order"), seconds=(60.0, "of arrivals"),
+        rate=(15.0, "requests a second"),
         trace=(Path, "whose arrivals and lengths are taken (docs/workloads.md)"), lines=(60, "of the batch"),
         away=(180.0, "seconds without Ray's head"), blocks=(40, "KV blocks of an instance"),
         starve=(False, "one core is busy with something else"), log=(Path, "of the server"),
