@@ -190,10 +190,9 @@ class Crew:
             self._authority = (self._heritage and self._heritage.authority) or Authority()
             tls = control_context(self._authority.papers_for(CONTROLLER))
         address = await self._spawner.open(self._authority)
-        listener = None
         if self._heritage is not None:
-            listener = self._heritage.listener_at(address)
             await self._adopt()
+        listener = None if self._heritage is None else self._heritage.listener_at(address)
         self._control_address = await self._server.start(address, tls, listener)
 
     async def _adopt(self) -> None:
