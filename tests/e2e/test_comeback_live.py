@@ -92,6 +92,11 @@ async def whole(client: openai.AsyncOpenAI, number: int) -> list[int]:
     return ids(answer.choices)
 
 
+async def served_again(client: openai.AsyncOpenAI) -> list[int]:
+    """The first answer behind ``is_back``, which one front end may know sooner than another."""
+    return await whole(client.with_options(max_retries=5), 0)
+
+
 async def all_under_way(served, client, then) -> list[list[int]]:
     """Streams and whole answers, with ``then`` once every stream has begun; their tokens."""
     begun = asyncio.Semaphore(0)
@@ -121,7 +126,7 @@ async def test_streams_and_whole_answers_go_on_exactly_and_no_worker_loads_again
         assert got == expected
         await is_back(fronted, before)
         assert fronted.worker_pids() == workers and len(workers) == 2
-        assert await whole(client, 0) == expected[0]
+        assert await served_again(client) == expected[0]
     assert "2 of 2 workers are taken over" in fronted.log()
     await asyncio.to_thread(fronted.wait_idle)
 
@@ -142,17 +147,24 @@ async def test_a_worker_that_dies_with_its_controller_is_filled_by_its_peer(fron
 
 async def test_a_death_while_layers_are_dropped_costs_no_token(fronted, expected):
     """Streams want more KV than there is, so the instances drop layers and merge."""
+    await asyncio.to_thread(
+        eventually, lambda: fronted.metric("jettison:groups") == 2, "an earlier test's pipeline is restored")
+    workers = fronted.worker_pids()
     async with fronted.async_client(timeout=3 * WAIT_S) as client:
-        before, drops = controller_of(fronted), await asyncio.to_thread(fronted.metric, "jettison:drops_total")
+        before = controller_of(fronted)
 
         async def merged():
             async with asyncio.timeout(WAIT_S):
-                while await asyncio.to_thread(fronted.metric, "jettison:drops_total") == drops:
+                while await asyncio.to_thread(fronted.metric, "jettison:groups") == 2:
                     await asyncio.sleep(0.01)
             kill(fronted)
 
         assert await all_under_way(fronted, client, merged) == expected
         await is_back(fronted, before)
+    await asyncio.to_thread(
+        eventually, lambda: fronted.metric("jettison:groups") == 2, "each has the layers that it lacked")
+    assert fronted.worker_pids() == workers
+    assert await asyncio.to_thread(fronted.metric, "jettison:pulled_bytes_total") > 0  # and has them from its peer
     await asyncio.to_thread(fronted.wait_idle)
 
 
@@ -198,7 +210,7 @@ async def test_an_instance_that_came_with_the_load_is_taken_over_with_the_others
             await is_back(served, before)
             assert served.worker_pids() == workers
             assert "3 of 3 workers are taken over" in served.log()
-            assert await whole(client, 0) == expected[0]
+            assert await served_again(client) == expected[0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
@@ -220,7 +232,7 @@ async def test_workers_that_ray_has_placed_are_taken_over_and_placed_again(servi
             fork_server.parent().kill()  # the keeper: another is placed, once Ray's driver has joined again
             await asyncio.to_thread(
                 eventually, lambda: len(served.worker_pids() - {workers[0]}) == 2, "another keeper is placed")
-            assert await whole(client, 0) == expected[0]
+            assert await served_again(client) == expected[0]
 
 
 async def test_counts_of_front_ends_go_on(fronted):
@@ -230,7 +242,7 @@ async def test_counts_of_front_ends_go_on(fronted):
         await whole(client, 0)
         kill(fronted)
         await is_back(fronted, before)
-        await whole(client, 0)
+        await served_again(client)
     assert await asyncio.to_thread(fronted.metric, name) == start + 2
 
 

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 
+import httpx
 from fake_engine import FakeEngine
 from http_cases import _KINDS, Case, Verdicts, draw_case, play_all
 from served import eventually, sse_events
@@ -17,12 +18,23 @@ NUM_CASES = int(os.environ.get("JETTISON_FUZZ_REQUESTS", "400"))
 SEED = 20260801
 
 
+async def begun(served, engine) -> asyncio.Task[httpx.Response]:
+    """A stream that runs. A machine that stands still for longer than ``header_timeout_s`` may cut a client off before
+    it has said a word: then another one comes."""
+    while True:
+        canary = asyncio.create_task(served.completion(max_tokens=200, seed=0, stream=True))
+        await eventually(lambda: engine.running or canary.done())
+        if engine.running:
+            return canary
+        assert (await canary).status_code == 408
+
+
 async def test_nothing_a_client_sends_is_our_fault(serve, caplog):
     engine = FakeEngine(delay_s=0.002)
     limits = {"header_timeout_s": 0.3, "body_timeout_s": 0.3, "idle_timeout_s": 0.2, "write_timeout_s": 1.0}
     verdicts = Verdicts()
     async with serve(engine, **limits, max_body_bytes=50_000) as served:
-        canary = asyncio.create_task(served.completion(max_tokens=200, seed=0, stream=True))
+        canary = await begun(served, engine)
         await play_all(served.port, SEED, range(NUM_CASES), verdicts, width=16)
         assert verdicts.findings == []
         totals: dict[str, int] = {}

@@ -60,6 +60,8 @@ def fill_kept(
         kept = frozenset(event.kept or ())
         if not core.state.workers[event.worker_id].layout.shards <= kept:
             lacking.append((event, kept))
+    for event, _ in lacking:  # its peers are to fence off lives before this one: this one fills itself from them
+        core.state.workers[event.worker_id].life -= 1
     for worker in [*missing, *(event.worker_id for event, _ in lacking)]:  # first: none is asked for what it lacks
         handle(ports.WorkerLost(worker))
     for event, kept in lacking:
