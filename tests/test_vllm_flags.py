@@ -144,6 +144,8 @@ def test_what_vllm_takes_without_the_flag_is_never_refused(name):
          '--structured-outputs-config={"disable_any_whitespace": true} m'),
         ("m --reasoning-parser= --tool-call-parser=", "m"),
         ("m --response-role assistant --no-enable-per-request-metrics", "m"),
+        ("m --distributed-executor-backend ray --data-parallel-size 3", "--launcher=ray --instances=3 m"),
+        ("m --distributed-executor-backend ray --data-parallel-backend ray --launcher ray", None),
         ("m --help=ModelConfig", "--help"),
         ("m --config-format mistral --config f.yaml", "--config=f.yaml m"),
         ("m --allowed-origins [\"*\"] -- -x", '--allowed-origins=["*"] m -- -x'),
@@ -183,8 +185,8 @@ def test_a_line_becomes_one_of_ours(words, line):
         ("m --enable-per-request-metrics", "--enable-per-request-metrics: answers have"),
         ("m --device-ids GPU-1", "CUDA_VISIBLE_DEVICES takes names"),
         ("m --swap-space much", "--swap-space much: needs a number"),
-        ("m --distributed-executor-backend ray", "all instances are on this machine"),
-        ("m --hf-token secret --nnodes 2 --uds secret2", "--nnodes 2: all instances"),
+        ("m --distributed-executor-backend external_launcher", "--launcher ray finds other hosts"),
+        ("m --hf-token secret --nnodes 2 --uds secret2", "--nnodes 2: one server has all instances"),
     ],
 )
 def test_what_does_not_fit_is_told(words, told):

@@ -19,7 +19,7 @@ from jettison.config.vllm.serving_rules import NO_IMAGES
 
 _ONE_CARD = ("an instance is one worker on one card: --instances N serves N copies, and with --overload drop they "
              "merge into one pipeline where memory runs out")  # fmt: skip
-_ONE_HOST = "all instances are on this machine: --instances N (--data-parallel-size) and --cards"
+_HOSTS = "one server has all instances: --instances N (--data-parallel-size); --launcher ray finds other hosts for them"
 _KERNELS = "--kernels says what computes, and there is nothing else to choose"
 _GRAPHS = "what is captured or compiled is settled at the start, and changes no answer"
 _EXPERTS = "a layer's experts lie in the layer's memory, on one card"
@@ -63,7 +63,10 @@ def _media_limit(value: object) -> Outcome:
     return Refuse(NO_IMAGES)
 
 
-_BACKENDS = {word: Drop("workers are processes of this machine") for word in ("mp", "uni")}
+_BACKENDS: dict[str, Outcome] = {
+    "mp": Drop("workers are processes of this machine"), "uni": Drop("workers are processes of this machine"),
+    "ray": Set("launcher", "ray"),
+}  # fmt: skip
 
 ENGINE: tuple[Rule, ...] = (
     *done({
@@ -83,10 +86,10 @@ ENGINE: tuple[Rule, ...] = (
            by_word({"native": Drop()}, _NO_KV_SHARING)),
     mapped("--watermark", "Part of KV kept free.", "`--admission-watermark`", renamed("admission_watermark")),
     mapped("--async-scheduling", "Plan a step while one is computed.", "`--step-ahead on` or `off`", _step_ahead),
-    mapped("--distributed-executor-backend", "What runs workers.", "`mp`, `uni`; others refused",
-           by_word(_BACKENDS, _ONE_HOST)),
-    mapped("--data-parallel-backend", "What runs copies.", "`mp`; others refused",
-           by_word(_BACKENDS, _ONE_HOST)),
+    mapped("--distributed-executor-backend", "What runs workers.", "`ray`: `--launcher ray`; `mp`, `uni`; others refused",
+           by_word(_BACKENDS, _HOSTS)),
+    mapped("--data-parallel-backend", "What runs copies.", "`ray`: `--launcher ray`; `mp`; others refused",
+           by_word(_BACKENDS, _HOSTS)),
     mapped("--limit-mm-per-prompt", "Most images of a prompt.", "zeros only; others refused", _media_limit),
     *harmless(_GRAPHS, {
         "--enforce-eager": "No CUDA graphs.", "--optimization-level": "How much is compiled (-O).",
@@ -192,7 +195,7 @@ ENGINE: tuple[Rule, ...] = (
         "--decode-context-parallel-size": "Cards that share KV.",
         "--prefill-context-parallel-size": "Cards that share a prompt.",
     }),
-    *refused(_ONE_HOST, {
+    *refused(_HOSTS, {
         "--nnodes": "Hosts.", "--node-rank": "Number of this host.", "--data-parallel-rank": "Number of this copy.",
         "--data-parallel-address": "Address of the first copy.", "--data-parallel-rpc-port": "Its port.",
         "--data-parallel-hybrid-lb": "A balancer for each host.",
