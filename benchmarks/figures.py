@@ -98,15 +98,16 @@ def medians(rows: Sequence[Document], keys: Sequence[str]) -> list[float]:
 
 @block("demo_seeds")
 def _demo_seeds(document: Document) -> str:
-    keys = ("mean_load", "recompute_p99_ttft_s", "drop_p99_ttft_s", "p99_ratio", "p50_ratio", "throughput_ratio",
-            "tpot_p50_ratio", "drops", "restores")  # fmt: skip
-    shown = [[row["label"], row["seed"], *(row[key] for key in keys)] for row in document["rows"]]
+    keys = ["mean_load", "recompute_p99_ttft_s", "drop_p99_ttft_s", "p99_ratio", "p50_ratio", "throughput_ratio",
+            "tpot_p50_ratio", "drops", "restores"]  # fmt: skip
+    names = ["mean load", "P99 TTFT recompute, s", "drop, s", "P99 ratio", "P50 ratio", "throughput",
+             "P50 TPOT drop / recompute", "drops", "restores"]  # fmt: skip
     burst = [row for row in document["rows"] if row["label"] == "burst"]
-    return table(
-        ("burst", "seed", "mean load", "P99 TTFT recompute, s", "drop, s", "P99 ratio", "P50 ratio", "throughput",
-         "P50 TPOT drop / recompute", "drops", "restores"),
-        [*shown, ["burst", "median", *medians(burst, keys)]],
-    )  # fmt: skip
+    if all("oracle_p99_ttft_s" in row for row in document["rows"]):
+        keys += ["e2e_ratio", "oracle_p99_ttft_s", "share_of_gain"]
+        names += ["mean end to end drop / recompute", "P99 TTFT oracle, s", "part of its gain, log"]
+    shown = [[row["label"], row["seed"], *(row[key] for key in keys)] for row in document["rows"]]
+    return table(("burst", "seed", *names), [*shown, ["burst", "median", *medians(burst, keys)]])
 
 
 @block("constraints")
@@ -235,6 +236,21 @@ def _overload_vllm(document: Document) -> str:
                      run["output_tokens_per_s"], over])  # fmt: skip
     return table(("run", "P50 TTFT, s", "P99 TTFT, s", "P50 TPOT, ms", "P99 TPOT, ms", "tokens/s",
                   "P99 TTFT over drop's"), rows)  # fmt: skip
+
+
+@block("packing_twelve")
+def _packing_twelve(document: Document) -> str:
+    """Medians over the rounds, by arm."""
+    keys = ("awake_mean", "used_mean", "used_peak", "memory", "evictions", "moves_kv", "moves_tokens", "ttft_p50_ms",
+            "ttft_p99_ms", "tpot_p50_ms")  # fmt: skip
+    rows = document["rows"]
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    shown = []
+    for arm in arms:
+        own = [row for row in rows if row["arm"] == arm]
+        shown.append([f"`{arm}`", len(own), *medians(own, keys), sum(row["mismatches"] for row in own)])
+    return table(("arm", "rounds", "awake", "in use, mean", "peak", "memory held", "evictions", "moves, KV",
+                  "as tokens", "P50 TTFT, ms", "P99, ms", "P50 TPOT, ms", "answers that differ"), shown)  # fmt: skip
 
 
 @block("overload_trained")
