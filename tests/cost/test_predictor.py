@@ -183,6 +183,52 @@ def test_a_pipeline_that_reaches_less_is_no_news_of_lone_steps() -> None:
     assert predictor.pipeline_efficiency(StepWork.of(chunks), 2) == pytest.approx(1 / 1.6, rel=0.1)
 
 
+@pytest.mark.parametrize("cost", [None, COST])
+@pytest.mark.parametrize("part", [step_of(2), period_of(2)])
+def test_small_steps_at_a_pipeline_s_end_say_nothing_wrong_of_large_ones(cost: CostModel | None, part: Part) -> None:
+    """A pipeline adds hops to what lone instances do. Before a restore its steps are small, and hops are most of them."""
+    predictor, hop_s, end_ns = StepTimePredictor(8, cost), 2e-3, 0
+    share = 0.5 if part.measure is Measure.PERIOD else 1.0
+
+    def decode(num_rows: int, part: Part, extra_s: float, share: float) -> None:
+        nonlocal end_ns
+        chunks = [(1, 200)] * num_rows
+        begin_ns, end_ns = end_ns, end_ns + round(1e9 * (share * whole_s(chunks) + extra_s))
+        predictor.observe(StepWork.of(chunks), (begin_ns, end_ns), 0, part)
+
+    for index in range(400):
+        decode(1 + index % 16, LONE_STEP, 0.0, 1.0)
+    for num_rows, times in ((16, 100), (8, 50), (2, 200)):
+        for _ in range(times):
+            decode(num_rows, part, hop_s, share)
+    for num_rows in (2, 8, 16):
+        chunks = [(1, 200)] * num_rows
+        assert error(predictor, chunks, share * whole_s(chunks) + hop_s, part) < 0.05
+    # The minute changes, for pipelines that come back as for lone instances.
+    for index in range(200):
+        decode(1 + index % 16, LONE_STEP, 0.0, 1.5)
+    chunks = [(1, 200)] * 16
+    assert error(predictor, chunks, share * 1.5 * whole_s(chunks) + hop_s, part) < 0.15
+
+
+def test_a_pipeline_as_fast_as_lone_instances_were_says_that_the_minute_was_slow() -> None:
+    predictor = StepTimePredictor(8, COST)
+    end_ns = serve(predictor, 300, 2.0)
+    serve(predictor, 300, part=step_of(2), begin_ns=end_ns)
+    for chunks in ASKED[:1]:
+        assert error(predictor, chunks, whole_s(chunks), step_of(2)) < 0.25
+        assert error(predictor, chunks, whole_s(chunks)) < 0.25
+
+
+def test_stages_are_known_by_a_profile_or_by_what_was_seen_of_them() -> None:
+    assert StepTimePredictor(8, COST).knows_stages
+    predictor = StepTimePredictor(8)
+    serve(predictor, 300)
+    assert not predictor.knows_stages
+    serve(predictor, 2 * MIN_OBSERVATIONS, part=last_stage_of(2), share=0.5, begin_ns=10**13)
+    assert predictor.knows_stages
+
+
 def test_an_efficiency_is_as_told_until_a_pipeline_was_seen() -> None:
     predictor = StepTimePredictor(8, COST, efficiency=lambda num_stages: 0.9 - 0.1 * num_stages)
     work = StepWork.decodes(8, 1000)

@@ -173,7 +173,7 @@ class StepTimePredictor:
         layers = self._layers(part)
         launch_s, (fixed_s, tokens_s) = layers * cost.launch_layer_s, cost.layer_parts_s(num_tokens, layers)
         if part.measure is Measure.PERIOD:
-            share = 1.0 / (part.num_stages * self._efficiency(part.num_stages))
+            share = 1.0 / part.num_stages
             return Launches(launch_s * share, fixed_s * share, tokens_s * share)
         return Launches(launch_s, fixed_s, tokens_s)
 
@@ -216,7 +216,7 @@ class StepTimePredictor:
         if part.measure is Measure.STEP and num_stages > 1:
             fixed += (num_stages - 1) * cost.step_s
         elif part.measure is Measure.PERIOD:
-            share = 1.0 / (num_stages * self._efficiency(num_stages))
+            share = 1.0 / num_stages
             return fixed * share, tokens * share, pair_s * share, kv_token_s * share, rows * share
         return fixed, tokens, pair_s, kv_token_s, rows
 
@@ -237,27 +237,35 @@ class StepTimePredictor:
         coefficients = fit.coefficients(part[:2])
         if coefficients is None:
             return None
+        bubbles = self._bubbles(part, fit)
         if not self._cost.launch_layer_s:
-            return lambda work: product(coefficients, self._terms(work, part))
+            return lambda work: bubbles * product(coefficients, self._terms(work, part))
         factor = fit.launches_factor(part[:2])
 
         def seconds(work: StepWork) -> float:
             terms, launches = self._terms(work, part), self._launches(work, part)
             excess_s = 0.0 if launches is None else launches.excess_s(factor, coefficients, terms)
-            return product(coefficients, terms) + excess_s
+            return bubbles * (product(coefficients, terms) + excess_s)
 
         return seconds
 
+    def _bubbles(self, part: Part, fit: StepFit) -> float:
+        """By what a pipeline's period is longer than its share of a lone step, where none has been seen."""
+        if part.measure is not Measure.PERIOD or part[:2] in fit.observed:
+            return 1.0
+        return 1.0 / self._efficiency(part.num_stages)
+
     def decoding(self, part: Part = LONE_STEP) -> Callable[[int, int], float] | None:
         """The same for ``StepWork.decodes``, as a function of (rows, KV tokens)."""
-        coefficients = self._coefficients(part)
+        fit = self._fit_of(part)
+        coefficients = fit.coefficients(part[:2])
         if coefficients is None:
             return None
         if self._cost.launch_layer_s:
             taking = self.taking(part)
             assert taking is not None, "the coefficients are known"
             return lambda num_rows, num_kv_tokens: taking(StepWork.decodes(num_rows, num_kv_tokens))
-        fixed, token, pair, kv, row, *_ = coefficients
+        fixed, token, pair, kv, row, *_ = (self._bubbles(part, fit) * each for each in coefficients)
         terms_of: dict[int, tuple[float, float, float, float]] = {}
         """By rows: the seconds that do not depend on KV, of one pair, of one token of KV, and of the rows."""
 
@@ -323,6 +331,13 @@ class StepTimePredictor:
         num_tokens = max(1, max_num_tokens - decodes.num_tokens)
         seconds = self.predict_s(decodes.with_prompts(num_tokens, prompt_tokens, num_context), step_of(num_stages))
         return None if not seconds else num_stages * num_tokens / seconds
+
+    @property
+    def knows_stages(self) -> bool:
+        """Whether a stage's own time is known: profiled, or seen. Whole steps do not tell it: each decoding row is a
+        token of every layer and a sample of the last stage, and which of both takes the time they do not say."""
+        self._stages()
+        return self._stage_fit.is_known
 
     @property
     def measured_pipelines(self) -> list[int]:

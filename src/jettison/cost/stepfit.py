@@ -8,7 +8,10 @@ cost model's seconds. The fit corrects them in two ways:
   steps do not tell terms apart, the cost model's proportions decide.
 - ``deviations`` of each kind of time (a number of stages, a stage, a pipeline's period): factors on the terms that
   follow the last few dozen steps by normalized least mean squares (Nagumo and Noda 1967). An error goes to the terms in
-  the proportion in which they make up the step, and deviations fade towards what is shared.
+  the proportion in which they make up the step, and deviations fade towards what is shared. Once lone instances have
+  been seen, a pipeline has only what it takes *beyond* them, on the fixed term: it does the same work, with hops and
+  with fixed costs of more stages. Its last steps before a restore are small ones; deviations of its own would say of a
+  large step what those have taught of small ones, until the next drop.
 
 Copies have two coefficients of their own, one for copies that a step waits for and one for copies beside it. Only steps
 with such copies teach them: these steps are few and copies are a small part of them, so that deviations would give
@@ -128,6 +131,9 @@ class StepFit:
         """Steps that the sums remember."""
         self._num_observations = 0
         self._deviations: dict[Kind, list[float]] = {}
+        self._beyond: dict[Kind, float] = {}
+        """Of pipelines that have been seen since lone instances were: by how much the deviation of their fixed term is
+        above that of lone instances; at least 0."""
         self._launches: dict[Kind, float] = {}
         self._newest_launches = 1.0
         """The factor that was learned last: the same host launches the layers of all kinds."""
@@ -148,7 +154,7 @@ class StepFit:
     @property
     def observed(self) -> Collection[Kind]:
         """Kinds with an observed time."""
-        return self._deviations.keys()
+        return self._deviations.keys() | self._beyond.keys()
 
     def coefficients(self, kind: Kind) -> Terms | None:
         """The factor of each term; all >= 0. None while too little is known."""
@@ -156,7 +162,7 @@ class StepFit:
             return None
         fixed, token, pair, kv, row = self._shared
         copied, beside = self._copies.value, self._beside.value
-        dev = self._deviations.get(kind) or self._alone
+        dev = self._deviations_of(kind)
         if dev is None:
             return fixed, token, pair, kv, row, copied, beside
         d0, d1, d2, d3, d4 = dev
@@ -166,10 +172,31 @@ class StepFit:
         )
 
     @property
-    def _alone(self) -> Sequence[float] | None:
+    def _alone(self) -> list[float] | None:
         """Deviations of lone instances: a pipeline that has not been seen meets the same minute as they do. Without
         them it would look faster than they in each minute in which all are slow."""
         return next((dev for (_, num_stages), dev in self._deviations.items() if num_stages == 1), None)
+
+    def _deviations_of(self, kind: Kind) -> Sequence[float] | None:
+        """None: none have been learned that apply to it."""
+        alone = self._alone
+        if kind in self._beyond and alone is not None:
+            low, high = DEVIATIONS
+            return (min(max(alone[0] + self._beyond[kind], low), high), *alone[1:])
+        return self._deviations.get(kind) or alone
+
+    def _begin(self, kind: Kind) -> Sequence[float]:
+        """Enter a kind whose time is observed, if it is new; its deviations."""
+        alone = self._alone
+        if kind[1] > 1 and alone is not None:
+            if kind not in self._beyond:
+                own = self._deviations.pop(kind, alone)
+                self._beyond[kind] = max(0.0, own[0] - alone[0])
+        elif kind not in self._deviations:
+            self._deviations[kind] = list(alone or (0.0,) * NUM_FITTED)
+        dev = self._deviations_of(kind)
+        assert dev is not None, "it has been entered"
+        return dev
 
     def launches_factor(self, kind: Kind) -> float:
         """The factor of the time of launches; above 0."""
@@ -181,9 +208,7 @@ class StepFit:
         if seconds <= 0.0 or (launches is not None and self._waited(kind, terms, seconds, launches)):
             return
         x0, x1, x2, x3, x4, x5, x6 = terms
-        dev = self._deviations.get(kind)
-        if dev is None:
-            dev = self._deviations[kind] = list(self._alone or (0.0,) * NUM_FITTED)
+        dev = self._begin(kind)
         weight, told_s = 1.0 / seconds, seconds
         if self._shared is not None:
             t0, t1, t2, t3, t4 = self._shared
@@ -196,15 +221,7 @@ class StepFit:
                 predicted_s = base_s + deviation_s
                 most_s = CLIP * predicted_s
                 error_s = min(max(seconds - predicted_s, -most_s), most_s)
-                gain = self._learning * error_s / (c0 * c0 + c1 * c1 + c2 * c2 + c3 * c3 + c4 * c4 + x5 * x5 + x6 * x6)
-                dev = [
-                    FADING * (d0 + gain * c0), FADING * (d1 + gain * c1), FADING * (d2 + gain * c2),
-                    FADING * (d3 + gain * c3), FADING * (d4 + gain * c4),
-                ]
-                low, high = DEVIATIONS
-                if min(dev) < low or max(dev) > high:
-                    dev = [min(max(d, low), high) for d in dev]
-                self._deviations[kind] = dev
+                self._learn(kind, dev, (c0, c1, c2, c3, c4), x5 * x5 + x6 * x6, error_s)
                 if x5 > 0.0:
                     self._copies.learn(x5 / predicted_s, error_s / predicted_s)
                 if x6 > 0.0:
@@ -218,6 +235,26 @@ class StepFit:
                 weight = (1.0 if off_s <= most_s else most_s / off_s) / predicted_s
         self._add(x0, x1, x2, x3, x4, weight, told_s)
 
+    def _learn(
+        self, kind: Kind, dev: Sequence[float], parts: Sequence[float], copied_squared: float, error_s: float
+    ) -> None:
+        """Take a share of a step's error on. ``parts``: seconds of its terms by the shared coefficients."""
+        low, high = DEVIATIONS
+        if kind in self._beyond:
+            fixed_s = parts[0]
+            if fixed_s > 0.0:
+                gain = self._learning * error_s * fixed_s / (fixed_s * fixed_s + copied_squared)
+                beyond = FADING * (self._beyond[kind] + gain)
+                self._beyond[kind] = min(max(beyond, 0.0), high - low)
+                if beyond < 0.0:  # faster than lone instances with the same work: the minute has changed, for them too
+                    alone = self._alone
+                    assert alone is not None, "pipelines are beyond it"
+                    alone[0] = max(alone[0] + beyond, low)
+            return
+        gain = self._learning * error_s / (sum(part * part for part in parts) + copied_squared)
+        self._deviations[kind] = [
+            min(max(FADING * (d + gain * part), low), high) for d, part in zip(dev, parts, strict=True)]
+
     def _waited(self, kind: Kind, terms: Terms, seconds: float, launches: Launches) -> bool:
         """Whether the step waited for launches, by the present coefficients: then they are what it teaches."""
         coefficients = self.coefficients(kind)
@@ -227,7 +264,8 @@ class StepFit:
         excess_s = launches.excess_s(factor, coefficients, terms)
         if excess_s <= 0.0:
             return False
-        self._deviations.setdefault(kind, [0.0] * NUM_FITTED)
+        if kind not in self.observed:
+            self._begin(kind)
         predicted_s = product(coefficients, terms) + excess_s
         most_s = CLIP * predicted_s
         error_s = min(max(seconds - predicted_s, -most_s), most_s)

@@ -15,6 +15,7 @@ from jettison.core.load.views import Loads
 from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, EmitTokens, Record, StepAbandoned, StepCompleted, StepFailed
 from jettison.core.requests import RequestState
+from jettison.core.serving.flights import InFlight
 from jettison.core.serving.group import Group
 from jettison.core.serving.holds import LOST_PEER, GroupHold
 from jettison.core.serving.outcome import RowEnd
@@ -110,9 +111,9 @@ class Stepping:
         actions: list[Action] = []
         if event.kept_layers is not None:
             actions += self._shed(group, event.step_id, event.kept_layers, now_ns)
-        elif flight.step.resumes is None and not event.has_prepared:
+        if self._is_timed(group, flight, event):
             self._loads.note_step(group, flight.step, flight.work, flight.issued_ns, event.compute_ns, now_ns)
-        if event.kept_layers is not None or flight.step.resumes is not None or event.has_prepared:
+        else:
             self._loads.note_untimed(group)
         # A chunk that ran before an earlier chunk of its request had run on KV that was not there.
         for state in group.overtaking(event.step_id):
@@ -149,6 +150,14 @@ class Stepping:
             if row.state.ending is not None:
                 self._state.reap(row.state)
         return actions
+
+    def _is_timed(self, group: Group, flight: InFlight, event: StepCompleted) -> bool:
+        """Whether a step's time says what such steps take. Not where rows of it were computed only in part, nor where
+        it has prepared later ones, nor beside a move of the group: copies of shards and of KV lengthen its steps, and
+        of a pipeline these would be the last that are seen for long."""
+        if event.kept_layers is not None or flight.step.resumes is not None or event.has_prepared:
+            return False
+        return not self._moves.is_moving(group) and not self._loads.has_settled_since(group, flight.issued_ns)
 
     def _shed(self, group: Group, step_id: int, num_layers: int, now_ns: int) -> list[Action]:
         """Take out the rows that a step has shed, as the group's slice, with a record of the first time. Where they are

@@ -60,13 +60,15 @@ class Outlook:
         return num_copies * self._state.shape.parameter_bytes / self.token_bytes
 
     def _timed(self, num_stages: int, num_instances: int) -> Timed | None:
-        """Step times of groups of a length. A pipeline's period is as seen, or as its last stage takes if that is
-        longer: each stage has a step's fixed cost."""
+        """Step times of groups of a length. A pipeline's period is as seen, or as its last stage takes if that is known
+        and longer: each stage has a step's fixed cost."""
         predictor = self._state.predictor
         step, seen = predictor.taking(step_of(num_stages)), predictor.taking(period_of(num_stages))
         stage, alone = predictor.taking(last_stage_of(num_stages)), predictor.taking(LONE_STEP)
         if step is None or seen is None or stage is None or alone is None:
             return None
+        if not predictor.knows_stages:
+            stage = _nothing
         shorter = max((n for n in predictor.measured_pipelines if n <= num_stages), default=num_stages)
         if shorter == num_stages:
             return Timed(num_instances, num_stages, step, lambda work: max(seen(work), stage(work)))
@@ -115,6 +117,10 @@ class Outlook:
         lately, usually, lasted_s, prompt = self._traffic.rates()
         outputs = [lengths.at(evenly(index)) for index in range(NUM_LENGTHS)]
         return Arrivals(share * lately, share * usually, lasted_s, prompt, outputs)
+
+
+def _nothing(work: StepWork) -> float:
+    return 0.0
 
 
 def _came(state: RequestState) -> int:

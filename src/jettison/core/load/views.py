@@ -168,8 +168,8 @@ class Loads:
             observe(work, (since_ns, now_ns), group.group_id, period_of(num_stages))
 
     def note_untimed(self, group: Group) -> None:
-        """A step of the group has ended of which some rows were computed only in part, or that has prepared later ones:
-        nothing is learned from its time, nor from the time to the next end."""
+        """A step of the group has ended whose time is not that of such steps: nothing is learned from it, nor from the
+        time to the next end."""
         self.monitor(group).step_ended_ns = None
 
     def note_steps(self, group: Group, work: StepWork, times_ns: Sequence[int]) -> None:
@@ -263,6 +263,11 @@ class Loads:
         without_s = state.predictor.predict_s(work, part)
         with_s = state.predictor.predict_s(work._replace(**{kind: num_bytes}), part)
         return None if without_s is None or with_s is None else with_s - without_s
+
+    def has_settled_since(self, group: Group, since_ns: int) -> bool:
+        """Whether a move of the group's workers has ended since then."""
+        settled_ns = self.monitor(group).settled_since_ns
+        return settled_ns is not None and settled_ns > since_ns
 
     def has_dwelled(self, group: Group, now_ns: int) -> bool:
         """Whether the group's last move ended long enough ago for the next drop; True where it had none."""
