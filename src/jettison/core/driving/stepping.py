@@ -153,10 +153,12 @@ class Stepping:
 
     def _is_timed(self, group: Group, flight: InFlight, event: StepCompleted) -> bool:
         """Whether a step's time says what such steps take. Not where rows of it were computed only in part, nor where
-        it has prepared later ones, nor beside a move of the group: copies of shards and of KV lengthen its steps, and
-        of a pipeline these would be the last that are seen for long."""
+        it has prepared later ones; nor that of a pipeline beside a move: copies of shards and of KV lengthen its steps,
+        and these would be the last that are seen of pipelines for long."""
         if event.kept_layers is not None or flight.step.resumes is not None or event.has_prepared:
             return False
+        if len(group.stages) == 1:
+            return True
         return not self._moves.is_moving(group) and not self._loads.has_settled_since(group, flight.issued_ns)
 
     def _shed(self, group: Group, step_id: int, num_layers: int, now_ns: int) -> list[Action]:
