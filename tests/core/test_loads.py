@@ -171,3 +171,24 @@ def test_a_profile_answers_before_the_first_step() -> None:
     assert core.loads.blocks_beside_step(group, 0.5) is not None
     expected = PROFILE.cost.batch_cost_s([ChunkShape(10, 1)] * 3)
     assert core.state.predictor.predict_s(StepWork.decodes(3, 30)) == pytest.approx(expected)
+
+
+def test_of_a_pipeline_nothing_is_learned_beside_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last steps run beside the copies of its restore."""
+    cluster = FakeCluster(full_blocks=24, max_tokens=64)
+    core, kinds = cluster.core, set[tuple[bool, bool]]()
+    predictor, whole = core.state.predictor, core.state.predictor.observe
+
+    def observe(work: StepWork, times_ns: Sequence[int], group_id: int = 0, part: Part = LONE_STEP) -> None:
+        is_moving = core.moves.is_moving(core.groups[group_id])
+        kinds.add((part.num_stages > 1, is_moving))
+        assert part.num_stages == 1 or not is_moving
+        whole(work, times_ns, group_id, part)
+
+    monkeypatch.setattr(predictor, "observe", observe)
+    rng = random.Random(2)
+    for i in range(40):
+        cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(20)], 40, at_ms=2.0 * i)
+    cluster.run()
+    kinds_of_log = {record.kind for record in cluster.records}
+    assert {"drop", "restore_done"} <= kinds_of_log and (True, False) in kinds
