@@ -186,7 +186,7 @@ def test_a_pipeline_that_reaches_less_is_no_news_of_lone_steps() -> None:
 @pytest.mark.parametrize("cost", [None, COST])
 @pytest.mark.parametrize("part", [step_of(2), period_of(2)])
 def test_small_steps_at_a_pipeline_s_end_say_nothing_wrong_of_large_ones(cost: CostModel | None, part: Part) -> None:
-    """A pipeline adds hops to what lone instances do. Before a restore its steps are small, and hops are most of them."""
+    """A pipeline adds hops to what lone instances do. Before a restore its steps are small, and hops most of them."""
     predictor, hop_s, end_ns = StepTimePredictor(8, cost), 2e-3, 0
     share = 0.5 if part.measure is Measure.PERIOD else 1.0
 
