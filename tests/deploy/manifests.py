@@ -21,6 +21,13 @@ def documents(path: Path) -> list[dict]:
     return [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each is not None]
 
 
+def by_kind(path: Path) -> dict[str, dict]:
+    """Kind -> its only document."""
+    found = {each["kind"]: each for each in documents(path)}
+    assert len(found) == len(documents(path))
+    return found
+
+
 def served(arguments: Sequence[str]) -> EngineConfig:
     """What ``jettison serve`` with these arguments would serve. Fails on a flag or key that it does not know."""
     with patch("jettison.server.launch.serve", return_value=0) as server:

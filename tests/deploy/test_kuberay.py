@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from manifests import DEPLOY, documents, served
+from manifests import DEPLOY, by_kind, served
 
 from jettison.config.values import parse_bytes
 from jettison.live.machine.memory import INTERPRETER_BYTES, SERVER_BYTES
@@ -24,10 +24,7 @@ NODE_BYTES = 1 << 30
 
 @pytest.fixture(scope="module")
 def kinds():
-    """Kind -> its only document."""
-    found = {each["kind"]: each for each in documents(FILE)}
-    assert len(found) == len(documents(FILE))
-    return found
+    return by_kind(FILE)
 
 
 @pytest.fixture(scope="module")

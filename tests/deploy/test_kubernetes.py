@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from manifests import DEPLOY, documents, served
+from manifests import DEPLOY, by_kind, documents, served
 
 from jettison.config.values import parse_bytes
 from jettison.live.machine.memory import INTERPRETER_BYTES, SERVER_BYTES
@@ -18,10 +18,7 @@ VERSIONS = ("1.27.0", "1.32.0", "1.37.0")
 
 @pytest.fixture(scope="module")
 def kinds():
-    """Kind -> its only document."""
-    found = {each["kind"]: each for each in documents(FILE)}
-    assert len(found) == len(documents(FILE))
-    return found
+    return by_kind(FILE)
 
 
 @pytest.fixture(scope="module")

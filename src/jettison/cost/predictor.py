@@ -152,9 +152,6 @@ class StepTimePredictor:
     def _fit_of(self, part: Part) -> StepFit:
         return self._stages() if part.measure is Measure.STAGE else self._steps()
 
-    def _coefficients(self, part: Part) -> Terms | None:
-        return self._fit_of(part).coefficients(part[:2])
-
     def _terms(self, work: Totals, part: Part) -> Terms:
         """The seconds of each term by the cost model."""
         num_rows, num_tokens, num_pairs, num_kv_tokens, num_copied_bytes, num_beside_bytes = work
@@ -265,7 +262,8 @@ class StepTimePredictor:
             taking = self.taking(part)
             assert taking is not None, "the coefficients are known"
             return lambda num_rows, num_kv_tokens: taking(StepWork.decodes(num_rows, num_kv_tokens))
-        fixed, token, pair, kv, row, *_ = (self._bubbles(part, fit) * each for each in coefficients)
+        bubbles = self._bubbles(part, fit)
+        fixed, token, pair, kv, row, *_ = (bubbles * each for each in coefficients)
         terms_of: dict[int, tuple[float, float, float, float]] = {}
         """By rows: the seconds that do not depend on KV, of one pair, of one token of KV, and of the rows."""
 
@@ -360,7 +358,7 @@ class StepTimePredictor:
         found = self._prices.get((num_stages, num_layers))
         if found is None or len(self._stage_notes) >= PRICES_EVERY:
             part = last_stage_of(num_stages, num_layers)
-            coefficients = self._coefficients(part)
+            coefficients = self._fit_of(part).coefficients(part[:2])
             if coefficients is None:
                 return UNKNOWN_PRICES
             found = self._prices[num_stages, num_layers] = self._prices_by(coefficients, part)
