@@ -184,7 +184,7 @@ def main() -> None:
     profile_path = args.out / f"{args.model}.profile.json"
     if not profile_path.exists():
         profiled = run_profile(config_of(model_dir, SCENARIOS["chat"]), quick=True).stored.profile
-        plain = {"cost": dataclasses.asdict(profiled.cost), "efficiency": profiled.pipeline_efficiency(2)}
+        plain = {"cost": dataclasses.asdict(profiled.cost), "added_stage_s": profiled.added_stage_s(2)}
         profile_path.write_text(json.dumps(plain))
     for name in args.workload:
         config = config_of(model_dir, SCENARIOS[name])

@@ -31,14 +31,13 @@ from jettison.cost.model import ChunkShape, CostModel
 from jettison.cost.predictor import StepTimePredictor
 from jettison.cost.stepwork import StepWork, last_stage_of, period_of, step_of
 
-FORMAT = "jettison-predictor-1"
+FORMAT = "jettison-predictor-2"
 WARM_UP = 20
 WINDOW = 8
 """Microbatches whose time together is one figure of throughput."""
 FULL = 0.8
 """Of the token budget, prompt tokens in a step whose prefill rate counts."""
 AHEAD_NS = 1_000_000_000
-ASSUMED_EFFICIENCY = 0.85
 SLACK_NS = 200_000
 """Between the end of one step and the issue of the next the controller works."""
 
@@ -74,8 +73,8 @@ class Recording(NamedTuple):
     num_layers: int
     budget: int
     cost: CostModel
-    efficiency: float | None
-    """Of two stages, as profiled."""
+    added_stage_s: float
+    """What each of two stages takes beyond half of a lone step, as profiled."""
     steps: list[Step]
 
 
@@ -87,7 +86,7 @@ def read(path: Path) -> Recording:
     profile = document["profile"]
     return Recording(
         f"{document['model']} {document['workload']}", document["num_layers"], document["budget"],
-        CostModel(**profile["cost"]), profile["efficiency"], list(steps_of(document["steps"])),
+        CostModel(**profile["cost"]), profile["added_stage_s"], list(steps_of(document["steps"])),
     )
 
 
@@ -131,7 +130,7 @@ class Profiled:
 
     def __init__(self, recording: Recording) -> None:
         self._cost, self._num_layers = recording.cost, recording.num_layers
-        self._efficiency = recording.efficiency or ASSUMED_EFFICIENCY
+        self._added_stage_s = recording.added_stage_s
 
     def _batch_s(self, step: Step, layers: int | None = None, *, is_first: bool = True) -> float:
         shapes = [ChunkShape(context, tokens) for tokens, context in step.chunks]
@@ -144,7 +143,7 @@ class Profiled:
         return self._batch_s(step, step.stage_layers, is_first=step.num_stages == 1)
 
     def period_s(self, step: Step) -> float:
-        return self._batch_s(step) / (step.num_stages * self._efficiency)
+        return self._batch_s(step) / step.num_stages + self._added_stage_s
 
     def observe(self, step: Step) -> None: ...
 
@@ -153,9 +152,9 @@ class New:
     """``StepTimePredictor`` for every use."""
 
     def __init__(self, recording: Recording, is_profiled: bool) -> None:
-        assumed = (recording.efficiency if is_profiled else None) or ASSUMED_EFFICIENCY
         self._predictor = StepTimePredictor(
-            recording.num_layers, recording.cost if is_profiled else None, efficiency=lambda num_stages: assumed
+            recording.num_layers, recording.cost if is_profiled else None,
+            added_stage_s=(lambda num_stages: recording.added_stage_s) if is_profiled else None,
         )
 
     def step_s(self, step: Step) -> float | None:

@@ -38,7 +38,7 @@ def write_recording(path: Path, num_stages: int, *, slower: float = 1.0, num_ste
         })
     document: dict[str, Any] = {
         "format": FORMAT, "model": "made-up", "workload": f"{num_stages}", "num_layers": 4, "budget": 512,
-        "profile": {"cost": dataclasses.asdict(COST), "efficiency": 0.9}, "steps": rows,
+        "profile": {"cost": dataclasses.asdict(COST), "added_stage_s": 2e-4}, "steps": rows,
     }
     path.write_bytes(gzip.compress(json.dumps(document).encode()))
     return path

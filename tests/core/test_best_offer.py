@@ -18,6 +18,7 @@ from jettison.core.ladder.turns import ASK_EVERY_NS, Turns
 from jettison.core.ladder.waking.wake import WakeRung
 from jettison.core.params import AwakeParams
 from jettison.core.ports import Action
+from jettison.cost import predictor
 from jettison.policy.forecast import Forecast
 from jettison.policy.overload import Trigger
 
@@ -176,7 +177,8 @@ def test_a_second_sleeper_does_not_delay_the_first(monkeypatch: pytest.MonkeyPat
     assert question.waking([3], 3.0).worth.saved_request_s >= -1e-6
 
 
-def test_a_wake_under_way_is_known_to_the_next_forecast() -> None:
+def test_a_wake_under_way_is_known_to_the_next_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor, "USUAL_STAGE_S", 0.0)  # the fake's steps take a millisecond: a hop would be half
     cluster = FakeCluster(
         num_workers=3, full_blocks=24, shard_bytes=1024, awake=AwakeParams(), auto_restore=False,
         trigger=Trigger.FORECAST,

@@ -11,6 +11,7 @@ from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
 from jettison.core.ladder import restore as restore_rung
 from jettison.core.ladder.forecasts import TakingApart
+from jettison.cost.predictor import USUAL_STAGE_S
 from jettison.cost.stepwork import StepWork
 from jettison.policy.forecast import Forecast
 from jettison.policy.overload import Trigger
@@ -198,7 +199,10 @@ def test_the_efficiency_of_a_pipeline_is_what_it_shows_once_there_is_one() -> No
     burst(cluster, 20, prompt=20, output=30)
     cluster.run()
     predictor, work = cluster.core.state.predictor, StepWork.decodes(8, 300)
-    assert predictor.pipeline_efficiency(work, 2) == cluster.core.params.overload.pipeline_efficiency
+    alone_s = predictor.predict_s(work)
+    assert alone_s is not None
+    expected = alone_s / (alone_s + 2 * USUAL_STAGE_S)
+    assert predictor.pipeline_efficiency(work, 2) == pytest.approx(expected), "a hop is all that is expected"
     cluster.carry_out(cluster.core.request_drop(cluster.now))
     for i in range(5):
         burst(cluster, 40, at_ms=cluster.now / MS + 200 * i, prompt=20, output=30, tag=f"merged{i}-")

@@ -153,16 +153,11 @@ def test_rates_of_groups_count_what_arrives_and_what_pipelines_have_shown() -> N
     assert seen[2] < 0.8 * rates[2] and (seen[1], seen[4]) == (rates[1], rates[4])
 
 
-def test_other_parameters_keep_what_steps_have_taught_and_another_assumption_begins_anew() -> None:
-    cluster = merged_cluster()
-    core, (group,) = cluster.core, cluster.core.groups.values()
+def test_other_parameters_keep_what_steps_have_taught() -> None:
+    core = merged_cluster().core
     seen = core.state.predictor
     core.reconfigure(replace(core.params, exchange=ExchangeMode.LIVE))
     assert core.state.predictor is seen
-    learned = group.prices()
-    core.reconfigure(replace(core.params, overload=replace(core.params.overload, pipeline_efficiency=0.5)))
-    assert core.state.predictor is not seen and group.prices() != learned, "groups ask the new one"
-    assert core.state.predictor.pipeline_efficiency(StepWork.decodes(3, 30), 2) == 0.5
 
 
 def test_a_profile_answers_before_the_first_step() -> None:
@@ -170,7 +165,11 @@ def test_a_profile_answers_before_the_first_step() -> None:
     group = core.groups[0]
     assert core.loads.blocks_beside_step(group, 0.5) is not None
     expected = PROFILE.cost.batch_cost_s([ChunkShape(10, 1)] * 3)
-    assert core.state.predictor.predict_s(StepWork.decodes(3, 30)) == pytest.approx(expected)
+    work = StepWork.decodes(3, 30)
+    assert core.state.predictor.predict_s(work) == pytest.approx(expected)
+    added_s = PROFILE.added_stage_s(2)
+    assert added_s > 0.0
+    assert core.state.predictor.predict_s(work, period_of(2)) == pytest.approx(expected / 2 + added_s)
 
 
 def test_of_a_pipeline_nothing_is_learned_beside_a_move(monkeypatch: pytest.MonkeyPatch) -> None:

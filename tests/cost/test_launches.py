@@ -112,7 +112,7 @@ def test_launches_explain_what_a_card_has_measured() -> None:
 )
 def test_the_predictor_says_what_the_model_says(decodes, context, chunk, prefix, num_stages, graph_tokens) -> None:
     card = a_card(graph_tokens=graph_tokens)
-    predictor = StepTimePredictor(28, card)
+    predictor = StepTimePredictor(28, card, added_stage_s=lambda num_stages: 0.0)
     chunks = [(1, context)] * decodes + [(chunk, prefix)]
     shapes = [ChunkShape(p, c) for c, p in chunks]
     work = StepWork.of(chunks)

@@ -94,12 +94,12 @@ def test_prompts_are_cut_to_their_length() -> None:
 @pytest.mark.parametrize("cost", [COST, KNEES])
 @pytest.mark.parametrize("chunks", ASKED)
 def test_a_profile_answers_before_anything_was_seen(cost: CostModel, chunks: Chunks) -> None:
-    predictor = StepTimePredictor(8, cost, efficiency=lambda num_stages: 0.8)
+    predictor = StepTimePredictor(8, cost, added_stage_s=lambda num_stages: num_stages * 1e-3)
     work, alone_s = StepWork.of(chunks), whole_s(chunks, cost)
     shapes = [ChunkShape(context, tokens) for tokens, context in chunks]
     assert predictor.predict_s(work) == pytest.approx(alone_s)
     assert predictor.predict_s(work, step_of(3)) == pytest.approx(alone_s + 2 * cost.step_s)
-    assert predictor.predict_s(work, period_of(2)) == pytest.approx(alone_s / (2 * 0.8))
+    assert predictor.predict_s(work, period_of(2)) == pytest.approx(alone_s / 2 + 2e-3)
     middle = Part(Measure.STAGE, 4, 3, is_first=False, is_last=False)
     stage_s = cost.batch_cost_s(shapes, 3, is_first=False, is_last=False)
     assert predictor.predict_s(work, middle) == pytest.approx(stage_s)
@@ -229,10 +229,22 @@ def test_stages_are_known_by_a_profile_or_by_what_was_seen_of_them() -> None:
     assert predictor.knows_stages
 
 
-def test_an_efficiency_is_as_told_until_a_pipeline_was_seen() -> None:
-    predictor = StepTimePredictor(8, COST, efficiency=lambda num_stages: 0.9 - 0.1 * num_stages)
-    work = StepWork.decodes(8, 1000)
-    assert [predictor.pipeline_efficiency(work, n) for n in (1, 2, 3)] == pytest.approx([1.0, 0.7, 0.6])
+def test_a_pipeline_that_was_not_seen_adds_a_hop_to_each_stage_however_large_the_step() -> None:
+    """A small step loses a larger part of its throughput by it than a large one."""
+    predictor = StepTimePredictor(8, COST, added_stage_s=lambda num_stages: 1e-3)
+    for num_rows in (1, 8, 64):
+        work = StepWork.decodes(num_rows, 100 * num_rows)
+        alone_s, rows_s = predictor.predict_s(work), predictor.decoding(period_of(2))
+        assert alone_s is not None and rows_s is not None
+        assert rows_s(num_rows, 100 * num_rows) == pytest.approx(alone_s / 2 + 1e-3)
+        assert [predictor.pipeline_efficiency(work, n) for n in (1, 2, 4)] == pytest.approx(
+            [1.0, alone_s / (alone_s + 2e-3), max(0.3, alone_s / (alone_s + 4e-3))]
+        )
+    assert predictor.predict_s(NOTHING, period_of(2)) == 0.0
+    for _ in range(300):
+        serve(predictor, 1, share=0.5, part=period_of(2), begin_ns=0)
+    work = StepWork.of(ASKED[0])
+    assert predictor.pipeline_efficiency(work, 2) > 0.95, "it has been seen to add nothing"
 
 
 def test_what_copies_add_to_a_step_is_learned() -> None:

@@ -137,6 +137,21 @@ def test_moves_cost_fixed_and_per_byte() -> None:
     assert a_profile(device_copy_bytes_per_s=1e12).device_copy_cost_s(10**9) == pytest.approx(1e-3)
 
 
+def test_a_stage_adds_what_batches_show_that_were_measured_both_ways() -> None:
+    alone_s = {1: 2e-3, 8: 4e-3, 32: 10e-3}
+    alone = [BatchPoint(1, size, 256, size / seconds) for size, seconds in alone_s.items()]
+    pairs = [BatchPoint(2, size, 256, size / (seconds / 2 + 1e-4 * size)) for size, seconds in alone_s.items()]
+    profile = a_profile(batch_points=(*alone, *pairs))
+    assert profile.added_stage_s(2) == pytest.approx(8e-4), "the median"
+    assert profile.added_stage_s(4) == max(0.0, profile.added_stage_s(2)), "the longest that was measured"
+    faster = [BatchPoint(2, size, 256, 4 * size / seconds) for size, seconds in alone_s.items()]
+    assert a_profile(batch_points=(*alone, *faster)).added_stage_s(2) == 0.0
+    others = (*alone, BatchPoint(2, 16, 256, 1.0))
+    for points in ((), tuple(alone), others):
+        found = a_profile(batch_points=points)
+        assert found.added_stage_s(2) == pytest.approx(found.cost.step_s / 2 + found.link_latency_s)
+
+
 def test_the_batch_limit_is_where_throughput_stops_growing() -> None:
     measured = [(1, 1, 100.0), (1, 8, 600.0), (1, 16, 950.0), (1, 32, 1000.0), (2, 8, 900.0), (2, 32, 2000.0)]
     profile = a_profile(batch_points=tuple(BatchPoint(s, b, 256, rate) for s, b, rate in measured))
@@ -145,10 +160,6 @@ def test_the_batch_limit_is_where_throughput_stops_growing() -> None:
     assert profile.group_tokens_per_s(1) == 1000.0
     assert profile.group_tokens_per_s(2) == 2000.0
     assert profile.group_tokens_per_s(7) == 7000.0  # two members lose nothing, so seven do not (``test_grouprate``)
-    assert profile.pipeline_efficiency(2) == 1.0
-    # What was not measured: as the next longer pipeline, else as the longest.
-    longest = max(point.num_stages for point in profile.batch_points)
-    assert profile.pipeline_efficiency(3) == profile.pipeline_efficiency(longest)
     assert a_profile(batch_points=()).batch_limit(1) is None
     assert a_profile(batch_points=()).group_tokens_per_s(1) is None
 

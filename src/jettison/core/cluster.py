@@ -169,9 +169,7 @@ class ClusterCore:
             self._note_room()
             for state in self.state.requests.values():
                 state.cut_default_length(num_blocks * self.state.limits.block_size)
-        before, self.state.params = self.state.params, params
-        if before.step_times != params.step_times:
-            self.state.predict_anew()
+        self.state.params = params
         for group in self.groups.values():
             group.touch()
 

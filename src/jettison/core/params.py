@@ -125,12 +125,6 @@ class ClusterParams:
     provision: ProvisionParams = field(default_factory=ProvisionParams)
 
     @property
-    def step_times(self) -> tuple[HardwareProfile | None, float]:
-        """Assumptions on step times until steps have been seen: a profile, and the efficiency of a pipeline without
-        one."""
-        return self.profile, self.overload.pipeline_efficiency
-
-    @property
     def ports(self) -> PortMap:
         """Which ports transfers between its workers take."""
         return PortMap(self.machine_of, self.card_of)

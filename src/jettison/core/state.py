@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from functools import partial
-from math import log2
 from typing import NamedTuple
 
 from jettison.core import residence
@@ -167,7 +166,14 @@ class ClusterState:
     """(roster changes at that time, workers that can serve, least of their full blocks)."""
 
     def __post_init__(self, answers: Callable[[ClusterState], Answers]) -> None:
-        self.predict_anew()
+        profile = self.params.profile
+        self.predictor = StepTimePredictor(
+            self.shape.num_layers, None if profile is None else profile.cost,
+            added_stage_s=None if profile is None else profile.added_stage_s,
+            copy_bytes_per_s=None if profile is None else profile.host_copy_bytes_per_s,
+            beside_byte_s=None if profile is None else profile.beside_byte_s,
+            catch_up=self.catch_up_all,
+        )
         self.tokens, self.offline_tokens = (
             VirtualTokens(lambda: (s.tenant for s in self.requests.values()), self.catch_up_all)
             for _ in range(2)
@@ -180,20 +186,6 @@ class ClusterState:
             self.groups_of[worker_id] = []
             worker.ledger.report_to(self.changes.ledgers, worker_id)
         self.advice, self.kept_tokens = answers(self)
-
-    def predict_anew(self) -> None:
-        """Make a new predictor, from the parameters' assumptions on step times."""
-        profile, assumed = self.params.step_times
-
-        def efficiency(num_stages: int) -> float:
-            return (profile and profile.pipeline_efficiency(num_stages)) or assumed ** log2(num_stages)
-
-        self.predictor = StepTimePredictor(
-            self.shape.num_layers, None if profile is None else profile.cost, efficiency=efficiency,
-            copy_bytes_per_s=None if profile is None else profile.host_copy_bytes_per_s,
-            beside_byte_s=None if profile is None else profile.beside_byte_s,
-            catch_up=self.catch_up_all,
-        )
 
     # --- changes ----------------------------------------------------------------------------------------------
 

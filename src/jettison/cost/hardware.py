@@ -8,6 +8,7 @@ Pure values. Measured by ``live.profile.measure``; written and read as documents
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 from jettison.cost.grouprate import TokenMix, prefill_token_s, rate_between, with_bubbles_s
@@ -178,16 +179,26 @@ class HardwareProfile:
             rates[point.num_stages] = max(rate, rates.get(point.num_stages, 0.0))
         return rates
 
-    def pipeline_efficiency(self, num_stages: int) -> float | None:
-        """Decode throughput of such a pipeline over that of as many instances; None without single instances and some
-        pipeline. For a number of stages that was not measured, the value of the next larger measured one, else of the
-        largest."""
-        measured = sorted({point.num_stages for point in self.batch_points})
-        if num_stages != 1 and (1 not in measured or measured[-1] == 1):
-            return None
-        nearest = next((n for n in measured if n >= num_stages), measured[-1] if measured else None)
-        merged, alone = self.group_tokens_per_s(nearest or 1), self.group_tokens_per_s(1)
-        return merged / (nearest * alone) if nearest and merged and alone else None
+    def added_stage_s(self, num_stages: int) -> float:
+        """Seconds that a microbatch takes in each stage of such a pipeline beyond its share of a lone step; at least 0.
+
+        The median over the batches that were measured with one stage and with so many (else with the next larger
+        number, else with the largest). Where there are none, a step's own fixed cost, which each stage has, and the
+        latency of a link.
+        """
+        longer = sorted({point.num_stages for point in self.batch_points} - {1})
+        if longer:
+            nearest = next((n for n in longer if n >= num_stages), longer[-1])
+            took_s = {
+                (p.num_stages, p.batch_size, p.num_context): p.batch_size / p.tokens_per_s for p in self.batch_points
+            }
+            added = [
+                took_s[nearest, size, context] - alone_s / nearest
+                for (n, size, context), alone_s in took_s.items() if n == 1 and (nearest, size, context) in took_s
+            ]
+            if added:
+                return max(0.0, median(added))
+        return self.cost.step_s * (1.0 - 1.0 / num_stages) + self.link_latency_s
 
     def batch_limit(self, num_stages: int) -> int | None:
         """The smallest measured microbatch that reaches ``SATURATED`` of the best throughput: beyond it a larger

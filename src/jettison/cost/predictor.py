@@ -22,6 +22,10 @@ from jettison.types import NANOSECONDS, GroupId
 MAX_KNOWN_TERMS = 4096
 """Sizes of steps for which computed terms are cached."""
 
+USUAL_STAGE_S = 4e-4
+"""Seconds that a stage takes beyond its share of a lone step, assumed without a profile: of a worker that is a process
+on a host's cores, its turn and a message."""
+
 EFFICIENCY_BOUNDS = (0.3, 1.0)
 """Bounds of a pipeline's efficiency: a value outside of them means that the prediction for one instance is wrong."""
 
@@ -90,13 +94,14 @@ class StepTimePredictor:
 
     def __init__(
         self, num_layers: int, cost: CostModel | None = None, *,
-        efficiency: Callable[[int], float] = lambda num_stages: 1.0, copy_bytes_per_s: float | None = None,
+        added_stage_s: Callable[[int], float] | None = None, copy_bytes_per_s: float | None = None,
         beside_byte_s: float | None = None, catch_up: Callable[[], None] = lambda: None,
     ) -> None:
         """``cost``: the profiled cost model; None: nothing is predicted before ``MIN_OBSERVATIONS`` steps.
 
-        ``efficiency``: throughput of a pipeline of so many stages over that of as many instances, used until such a
-        pipeline has been observed. ``copy_bytes_per_s``: the rate of copies between two steps (None:
+        ``added_stage_s``: seconds that a stage of a pipeline of so many stages takes beyond its share of a lone step,
+        used until such a pipeline has been observed (None: ``USUAL_STAGE_S``). A hop costs a small step as much as a
+        large one. ``copy_bytes_per_s``: the rate of copies between two steps (None:
         ``USUAL_COPY_BYTES_PER_S``); until such steps have been observed, a step waits for all of their bytes.
         ``beside_byte_s``: seconds that a byte copied beside a step adds to it (None: ``USUAL_BESIDE`` of its copy
         time). ``catch_up``: makes the groups report all steps that have ended (``observe``); called before each answer
@@ -106,7 +111,7 @@ class StepTimePredictor:
         self._fit = StepFit(is_profiled=cost is not None)
         self._stage_fit = StepFit(is_profiled=cost is not None, learning=STAGE_LEARNING)
         """The fit of stages' compute times, which contain no waiting for other workers or for the controller."""
-        self._efficiency = efficiency
+        self._added_stage_s = added_stage_s or (lambda num_stages: USUAL_STAGE_S)
         self._catch_up = catch_up
         self._copied_byte_s = 1.0 / (copy_bytes_per_s or USUAL_COPY_BYTES_PER_S)
         self._beside_byte_s = USUAL_BESIDE * self._copied_byte_s if beside_byte_s is None else beside_byte_s
@@ -234,23 +239,23 @@ class StepTimePredictor:
         coefficients = fit.coefficients(part[:2])
         if coefficients is None:
             return None
-        bubbles = self._bubbles(part, fit)
-        if not self._cost.launch_layer_s:
-            return lambda work: bubbles * product(coefficients, self._terms(work, part))
+        added_s = self._unseen_s(part, fit)
+        if not self._cost.launch_layer_s and not added_s:
+            return lambda work: product(coefficients, self._terms(work, part))
         factor = fit.launches_factor(part[:2])
 
         def seconds(work: StepWork) -> float:
             terms, launches = self._terms(work, part), self._launches(work, part)
             excess_s = 0.0 if launches is None else launches.excess_s(factor, coefficients, terms)
-            return bubbles * (product(coefficients, terms) + excess_s)
+            return product(coefficients, terms) + excess_s + (added_s if work.num_tokens else 0.0)
 
         return seconds
 
-    def _bubbles(self, part: Part, fit: StepFit) -> float:
+    def _unseen_s(self, part: Part, fit: StepFit) -> float:
         """By what a pipeline's period is longer than its share of a lone step, where none has been seen."""
-        if part.measure is not Measure.PERIOD or part[:2] in fit.observed:
-            return 1.0
-        return 1.0 / self._efficiency(part.num_stages)
+        if part.measure is not Measure.PERIOD or part.num_stages == 1 or part[:2] in fit.observed:
+            return 0.0
+        return self._added_stage_s(part.num_stages)
 
     def decoding(self, part: Part = LONE_STEP) -> Callable[[int, int], float] | None:
         """The same for ``StepWork.decodes``, as a function of (rows, KV tokens)."""
@@ -262,8 +267,8 @@ class StepTimePredictor:
             taking = self.taking(part)
             assert taking is not None, "the coefficients are known"
             return lambda num_rows, num_kv_tokens: taking(StepWork.decodes(num_rows, num_kv_tokens))
-        bubbles = self._bubbles(part, fit)
-        fixed, token, pair, kv, row, *_ = (bubbles * each for each in coefficients)
+        added_s = self._unseen_s(part, fit)
+        fixed, token, pair, kv, row, *_ = coefficients
         terms_of: dict[int, tuple[float, float, float, float]] = {}
         """By rows: the seconds that do not depend on KV, of one pair, of one token of KV, and of the rows."""
 
@@ -271,7 +276,7 @@ class StepTimePredictor:
             terms = terms_of.get(num_rows)
             if terms is None:
                 x0, x1, x2, x3, x4 = self._model_terms(num_rows, num_rows, part)
-                terms = terms_of[num_rows] = fixed * x0 + token * x1, x2, x3, row * x4
+                terms = terms_of[num_rows] = fixed * x0 + token * x1, x2, x3, row * x4 + (added_s if num_rows else 0.0)
             first, pair_s, kv_token_s, last = terms
             num_pairs = num_kv_tokens + num_rows
             return first + pair * (pair_s * num_pairs) + kv * (kv_token_s * num_pairs) + last
@@ -347,8 +352,8 @@ class StepTimePredictor:
         if num_stages == 1:
             return 1.0
         alone_s, period_s = self.predict_s(work), self.predict_s(work, period_of(num_stages))
-        if not alone_s or not period_s or period_of(num_stages)[:2] not in self._fit.observed:
-            return self._efficiency(num_stages)
+        if not alone_s or not period_s:
+            return 1.0
         low, high = EFFICIENCY_BOUNDS
         return min(max(alone_s / (num_stages * period_s), low), high)
 

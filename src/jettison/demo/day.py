@@ -23,7 +23,7 @@ from jettison.report.terminal import phase, print_whole
 
 NUM_INSTANCES = 4
 
-DAY_MODEL = DemoModel(kv_tokens_per_instance=1200, context=1000)
+DAY_MODEL = DemoModel(layers=6, hidden=256, heads=4, kv_heads=1, kv_tokens_per_instance=1200, context=1000)
 
 SERVED: dict[str, tuple[str, dict[str, object]]] = {
     "all awake": ("recompute", {"offline": "priority"}),

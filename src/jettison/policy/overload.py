@@ -32,9 +32,6 @@ class OverloadParams:
     """Grace: a head blocked for less may be served by the next ending request."""
     horizon_s: float = 0.0
     """How far ahead memory is foreseen to run out (KunServe v1 section 4.3); 0: only a queue counts."""
-    pipeline_efficiency: float = 0.85
-    """Throughput of a pipeline of two over that of two instances, until one is measured; each doubling of its length
-    costs as much again (``cost.predictor``)."""
 
 
 class Pressure(NamedTuple):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from math import log2
 
 from jettison.core.load.monitor import TrafficMonitor
 from jettison.core.requests import RequestState
@@ -72,12 +71,14 @@ class Outlook:
         shorter = max((n for n in predictor.measured_pipelines if n <= num_stages), default=num_stages)
         if shorter == num_stages:
             return Timed(num_instances, num_stages, step, lambda work: max(seen(work), stage(work)))
-        # Each doubling of a pipeline loses as much as the doublings did that have been seen.
-        lost = log2(num_stages) / log2(shorter)
+        # Each stage takes as much beyond its share of a lone step as in the pipelines that have been seen.
+        shorter_s = predictor.taking(period_of(shorter))
+        assert shorter_s is not None, "it has been seen"
 
         def period(work: StepWork) -> float:
-            efficiency: float = predictor.pipeline_efficiency(work, shorter) ** lost
-            return max(alone(work) / (num_stages * efficiency), stage(work))
+            alone_s = alone(work)
+            added_s = max(0.0, shorter_s(work) - alone_s / shorter)
+            return max(alone_s / num_stages + added_s, stage(work))
 
         return Timed(num_instances, num_stages, step, period)
 
