@@ -3,8 +3,8 @@
     python -m benchmarks chat burst [--seeds 10] [--first-seed 0] [--json OUT] [--kept DIR] [--work DIR]
     python -m benchmarks chat burst --pieces FILE...    # runs nothing: the seeds of several files together
 
-The demo's model in float64, profiled first, and the first half of the demo's burst, calibrated to the machine at every
-seed. Each seed meets three fresh servers with ``--overload drop --offline harvest``, in turns: the burst alone, the
+A random Qwen3 of 2.6M parameters in float64, profiled first, and the first half of the demo's burst, calibrated to the
+machine at every seed. Each seed meets three fresh servers with ``--overload drop --offline harvest``, in turns: the burst alone, the
 same burst alone again (the noise), and beside a batch. The batch is a file at the server's Batches API, of prompts of
 about 300 tokens, and as large as the machine alone would compute in most of the burst's time. It is in progress when
 the first online request comes, and is to end after the last. Its answers are compared, token for token, with those of
@@ -30,7 +30,7 @@ from benchmarks.evidence import LIVE
 from benchmarks.servers import Batch, answers_alone, batch_lines, completion, profiled
 from benchmarks.shared import Row, in_turn, keep, parse, print_block, print_verdicts, read_pieces, say, work_folder
 from jettison.cost.speed import MachineSpeed
-from jettison.demo.burst import demo_workload, make_setup, plan_load
+from jettison.demo.burst import DemoModel, demo_workload, make_setup, plan_load
 from jettison.live.experiments.overload import ExperimentSetup, measure_speed, run_policy
 from jettison.report.failures import exit_if_unanswered
 from jettison.report.results import RunResult, write_results
@@ -41,6 +41,7 @@ from jettison.workload.shaping import scale_time
 from jettison.workload.synthetic import preset
 from jettison.workload.traces import Workload
 
+MODEL = DemoModel(layers=6, hidden=256, heads=4, kv_heads=1)
 ARMS = ("alone", "again", "beside")
 MOST_RATIO = 1.25
 LOOKED_INTO = 2.0
@@ -186,7 +187,7 @@ def main() -> None:
         keep(args.json, document, *document["evidence"]["rooms"])
     else:
         extra = FLAGS | ({} if args.slo_ttft_ms is None else {"slo_ttft_ms": args.slo_ttft_ms})
-        made = make_setup(work_folder(args.work, "burst-beside"), 0)
+        made = make_setup(work_folder(args.work, "burst-beside"), 0, MODEL)
         setup = replace(made, dtype="float64", extra_flags=extra)
         profiled(setup)
         num_lines, lines, alone = args.lines, b"", {}
