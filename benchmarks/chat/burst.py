@@ -4,11 +4,12 @@
     python -m benchmarks chat burst --pieces FILE...    # runs nothing: the seeds of several files together
 
 A random Qwen3 of 2.6M parameters in float64, profiled first, and the first half of the demo's burst, calibrated to the
-machine at every seed. Each seed meets three fresh servers with ``--overload drop --offline harvest``, in turns: the burst alone, the
-same burst alone again (the noise), and beside a batch. The batch is a file at the server's Batches API, of prompts of
-about 300 tokens, and as large as the machine alone would compute in most of the burst's time. It is in progress when
-the first online request comes, and is to end after the last. Its answers are compared, token for token, with those of
-``jettison batch run`` on the same file: in float64 on the CPU no batch, chunk or split changes a token.
+machine at every seed. Each seed meets three fresh servers with ``--overload drop --offline harvest``, in turns: the
+burst alone, the same burst alone again (the noise), and beside a batch. The batch is a file at the server's Batches
+API, of prompts of about 300 tokens, and as large as the machine alone would compute in most of the burst's time. It is
+in progress when the first online request comes, and is to end after the last. Its answers are compared, token for
+token, with those of ``jettison batch run`` on the same file: in float64 on the CPU no batch, chunk or split changes a
+token.
 
 Judged: the median of P99 TTFT beside the batch over P99 TTFT alone is at most 1.25; every batch ends, exactly; and each
 of what was to be shown has been there: drops, checkpoints that were freed, and tokens of the batch. ``--kept DIR``

@@ -9,9 +9,11 @@ cost model's seconds. The fit corrects them in two ways:
 - ``deviations`` of each kind of time (a number of stages, a stage, a pipeline's period): factors on the terms that
   follow the last few dozen steps by normalized least mean squares (Nagumo and Noda 1967). An error goes to the terms in
   the proportion in which they make up the step, and deviations fade towards what is shared. Once lone instances have
-  been seen, a pipeline has only what it takes *beyond* them, on the fixed term: it does the same work, with hops and
-  with fixed costs of more stages. Its last steps before a restore are small ones; deviations of its own would say of a
-  large step what those have taught of small ones, until the next drop.
+  been seen, a pipeline has their deviations and what it takes *beyond* them, a time that is the same for a small step
+  and a large one: it does the same work, with hops and with fixed costs of more stages. Its last steps before a restore
+  are small ones; deviations of its own would say of a large step what those have taught of small ones, until the next
+  drop. What it takes beyond is a mean of its last steps, in the cost model's seconds: it is asked for minutes later,
+  when the shared coefficients are others.
 
 Copies have two coefficients of their own, one for copies that a step waits for and one for copies beside it. Only steps
 with such copies teach them: these steps are few and copies are a small part of them, so that deviations would give
@@ -59,8 +61,11 @@ NUM_FITTED = 5
 own."""
 COPIES, BESIDE = (0.2, 100.0), (0.02, 100.0)
 """Bounds of the two factors of copies. They are above 0, as free copies would let a step carry any number of bytes."""
-COPIES_TRUST = NOISE / DOUBT_NOMINAL**2
-"""Weight of the copy rate of a cost model, low even for a measured rate: it was not measured with scattered blocks."""
+BEYOND = (0.0, 100.0)
+"""Bounds of what a pipeline takes beyond lone instances, over the cost model's fixed term: it is never faster."""
+OWN_TRUST = NOISE / DOUBT_NOMINAL**2
+"""Weight of where such a factor starts. It is low even for a measured rate of copies, which was not measured with
+scattered blocks."""
 
 Kind = tuple[str, int]
 """The measure and the number of stages of a time (``cost.stepwork.Part``)."""
@@ -94,24 +99,28 @@ def product(coefficients: Terms, terms: Terms) -> float:
     return fixed * x0 + token * x1 + pair * x2 + kv * x3 + row * x4 + copied * x5 + beside * x6
 
 
-class CopiesFactor:
-    """The factor of one kind of copies: seconds that they add to steps, over the cost model's seconds for them."""
+class OwnFactor:
+    """The factor of a term that steps of one kind alone have: seconds that it adds to them, over the cost model's
+    seconds for it. Least squares of relative errors, which forget."""
 
-    __slots__ = ("_bounds", "_moment", "_normal", "value")
+    __slots__ = ("_bounds", "_moment", "_normal", "_start", "value")
 
-    def __init__(self, bounds: tuple[float, float]) -> None:
-        self.value = 1.0
+    def __init__(self, start: float, bounds: tuple[float, float]) -> None:
+        self.value = self._start = start
         self._bounds = bounds
         self._normal = self._moment = 0.0
 
-    def learn(self, share: float, error: float) -> None:
-        """Learn from a step with such copies. ``share``: the cost model's seconds for the copies, over the step's
-        predicted time; ``error``: the error of that prediction, over the predicted time."""
+    def learn(self, share: float, error: float) -> float:
+        """Learn from a step with such a term; by how much the factor that was found is below its bounds, at least 0.
+
+        ``share``: the cost model's seconds for the term, over the step's predicted time; ``error``: the error of that
+        prediction, over the predicted time."""
         self._normal = FORGETTING * self._normal + share * share
         self._moment = FORGETTING * self._moment + share * (self.value * share + error)
         low, high = self._bounds
-        found = (self._moment + COPIES_TRUST) / (self._normal + COPIES_TRUST)
+        found = (self._moment + OWN_TRUST * self._start) / (self._normal + OWN_TRUST)
         self.value = min(max(found, low), high)
+        return max(0.0, low - found)
 
 
 class StepFit:
@@ -131,13 +140,13 @@ class StepFit:
         """Steps that the sums remember."""
         self._num_observations = 0
         self._deviations: dict[Kind, list[float]] = {}
-        self._beyond: dict[Kind, float] = {}
-        """Of pipelines that have been seen since lone instances were: by how much the deviation of their fixed term is
-        above that of lone instances; at least 0."""
+        self._beyond: dict[Kind, OwnFactor] = {}
+        """Of pipelines that have been seen since lone instances were: what a step takes beyond the same work of a lone
+        instance, over the cost model's fixed term."""
         self._launches: dict[Kind, float] = {}
         self._newest_launches = 1.0
         """The factor that was learned last: the same host launches the layers of all kinds."""
-        self._copies, self._beside = CopiesFactor(COPIES), CopiesFactor(BESIDE)
+        self._copies, self._beside = OwnFactor(1.0, COPIES), OwnFactor(1.0, BESIDE)
         self._off_s = self._predicted_s = 0.0
 
     @property
@@ -165,10 +174,10 @@ class StepFit:
         dev = self._deviations_of(kind)
         if dev is None:
             return fixed, token, pair, kv, row, copied, beside
-        d0, d1, d2, d3, d4 = dev
+        (d0, d1, d2, d3, d4), beyond = dev, self._beyond_of(kind)
         return (
-            fixed * (1.0 + d0), token * (1.0 + d1), pair * (1.0 + d2), kv * (1.0 + d3), row * (1.0 + d4), copied,
-            beside,
+            fixed * (1.0 + d0) + beyond, token * (1.0 + d1), pair * (1.0 + d2), kv * (1.0 + d3), row * (1.0 + d4),
+            copied, beside,
         )
 
     @property
@@ -179,19 +188,18 @@ class StepFit:
 
     def _deviations_of(self, kind: Kind) -> Sequence[float] | None:
         """None: none have been learned that apply to it."""
-        alone = self._alone
-        if kind in self._beyond and alone is not None:
-            low, high = DEVIATIONS
-            return (min(max(alone[0] + self._beyond[kind], low), high), *alone[1:])
-        return self._deviations.get(kind) or alone
+        return self._deviations.get(kind) or self._alone
+
+    def _beyond_of(self, kind: Kind) -> float:
+        return self._beyond[kind].value if kind in self._beyond else 0.0
 
     def _begin(self, kind: Kind) -> Sequence[float]:
         """Enter a kind whose time is observed, if it is new; its deviations."""
         alone = self._alone
         if kind[1] > 1 and alone is not None:
             if kind not in self._beyond:
-                own = self._deviations.pop(kind, alone)
-                self._beyond[kind] = max(0.0, own[0] - alone[0])
+                self._deviations.pop(kind, None)
+                self._beyond[kind] = OwnFactor(0.0, BEYOND)
         elif kind not in self._deviations:
             self._deviations[kind] = list(alone or (0.0,) * NUM_FITTED)
         dev = self._deviations_of(kind)
@@ -216,12 +224,15 @@ class StepFit:
             d0, d1, d2, d3, d4 = dev
             base_s = c0 + c1 + c2 + c3 + c4
             deviation_s = d0 * c0 + d1 * c1 + d2 * c2 + d3 * c3 + d4 * c4
-            deviation_s += self._copies.value * x5 + self._beside.value * x6
+            deviation_s += self._copies.value * x5 + self._beside.value * x6 + self._beyond_of(kind) * x0
             if base_s > 0.0:
                 predicted_s = base_s + deviation_s
                 most_s = CLIP * predicted_s
                 error_s = min(max(seconds - predicted_s, -most_s), most_s)
-                self._learn(kind, dev, (c0, c1, c2, c3, c4), x5 * x5 + x6 * x6, error_s)
+                if kind in self._beyond:
+                    self._learn_beyond(kind, x0 / predicted_s, error_s / predicted_s)
+                else:
+                    self._learn(kind, dev, (c0, c1, c2, c3, c4), x5 * x5 + x6 * x6, error_s)
                 if x5 > 0.0:
                     self._copies.learn(x5 / predicted_s, error_s / predicted_s)
                 if x6 > 0.0:
@@ -240,20 +251,18 @@ class StepFit:
     ) -> None:
         """Take a share of a step's error on. ``parts``: seconds of its terms by the shared coefficients."""
         low, high = DEVIATIONS
-        if kind in self._beyond:
-            fixed_s = parts[0]
-            if fixed_s > 0.0:
-                gain = self._learning * error_s * fixed_s / (fixed_s * fixed_s + copied_squared)
-                beyond = FADING * (self._beyond[kind] + gain)
-                self._beyond[kind] = min(max(beyond, 0.0), high - low)
-                if beyond < 0.0:  # faster than lone instances with the same work: the minute has changed, for them too
-                    alone = self._alone
-                    assert alone is not None, "pipelines are beyond it"
-                    alone[0] = max(alone[0] + beyond, low)
-            return
         gain = self._learning * error_s / (sum(part * part for part in parts) + copied_squared)
         self._deviations[kind] = [
             min(max(FADING * (d + gain * part), low), high) for d, part in zip(dev, parts, strict=True)]
+
+    def _learn_beyond(self, kind: Kind, share: float, error: float) -> None:
+        """Learn from a pipeline's step (``OwnFactor.learn``). Where it is faster than lone instances with the same
+        work, the minute has changed, for them too."""
+        too_low = self._beyond[kind].learn(share, error)
+        if too_low > 0.0 and self._shared is not None and self._shared[0] > 0.0:
+            alone = self._alone
+            assert alone is not None, "pipelines are beyond it"
+            alone[0] = max(alone[0] - self._learning * too_low / self._shared[0], DEVIATIONS[0])
 
     def _waited(self, kind: Kind, terms: Terms, seconds: float, launches: Launches) -> bool:
         """Whether the step waited for launches, by the present coefficients: then they are what it teaches."""
