@@ -71,6 +71,24 @@ def seen_burst(seeds: Document) -> str:
             f"with dropping, throughput is {rate} times as high, P50 TPOT {tpot} times as long")  # fmt: skip
 
 
+def seen_beside_vllm(document: Document) -> str:
+    """P99 TTFT and mean end to end of each round, over those of dropping."""
+    rounds: dict[str, dict[str, Document]] = {}
+    for run in document["runs"]:
+        number, _, contender = run["name"].partition(": ")
+        rounds.setdefault(number, {})[contender] = run
+    whole = [each for each in rounds.values() if "drop" in each]
+
+    def over_drop(contender: str, field: str, figure: str) -> str:
+        return spread([each[contender][field][figure] / each["drop"][field][figure] for each in whole])
+
+    return (
+        f"P99 TTFT of the replicas is {over_drop('vllm', 'ttft_s', 'p99')} times as long, their mean end to end"
+        f" {over_drop('vllm', 'e2e_s', 'mean')} times; without dropping it is"
+        f" {over_drop('recompute', 'ttft_s', 'p99')} and {over_drop('recompute', 'e2e_s', 'mean')} times"
+    )
+
+
 def seen_remap(remap: Document) -> str:
     """Of the drops of half of the layers."""
     return "; ".join(
@@ -114,6 +132,8 @@ CLAIMS = (
           ("verify_alone_bfloat16.json",), seen_alone, "`jettison verify --alone --dtype bfloat16`"),
     Claim("In a burst that exhausts KV memory, P99 TTFT falls with dropping", ("demo_seeds.json",), seen_burst,
           "`python -m benchmarks demo seeds`, `jettison demo --scene burst`"),
+    Claim("In a burst first tokens come sooner than from two vLLM replicas with the same weights, memory and cores",
+          ("overload_vllm.json",), seen_beside_vllm, "`python -m benchmarks overload vllm --vllm-python ...`"),
     Claim("Layers become KV capacity in milliseconds, without a copy", ("remap.json",), seen_remap,
           "`python -m benchmarks moves remap`"),
     Claim("kill -9 or SIGSTOP of a worker anywhere in a move loses no request and no token",
