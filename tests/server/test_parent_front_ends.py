@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -95,6 +96,29 @@ def test_no_connection_goes_to_one_that_does_not_serve_yet(monkeypatch):
         made.until(lambda: len(made.fronts.lines) == 2)
         assert made.is_refused
         with pytest.raises(ConfigError):  # though nothing listens yet
+            FrontEnds(1, time.monotonic).listen("127.0.0.1", made.port)
+
+
+def test_a_client_that_comes_while_the_address_is_bound_is_refused_and_not_reset(monkeypatch):
+    binding, answers = front_ends.open_socket, []
+
+    def bound(*address, **options):
+        sock = binding(*address, **options)
+        with closing(socket.socket()) as client:
+            answers.append(client.connect_ex(sock.getsockname()))
+        return sock
+
+    monkeypatch.setattr(front_ends, "open_socket", bound)
+    fronts = FrontEnds(2, time.monotonic)
+    fronts.listen("127.0.0.1", 0)
+    fronts.close_inherited()
+    assert answers == [errno.ECONNREFUSED] * 3
+
+
+def test_an_address_where_another_server_listens_is_taken(monkeypatch):
+    with supervised(2, lambda life: SERVES, monkeypatch) as made:
+        made.until(lambda: len(made.fronts._serving) == 2)
+        with pytest.raises(ConfigError):
             FrontEnds(1, time.monotonic).listen("127.0.0.1", made.port)
 
 

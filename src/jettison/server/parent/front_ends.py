@@ -76,7 +76,9 @@ class FrontEnds:
 
     def listen(self, host: str, port: int) -> int:
         """Bind; returns the port. Raises ConfigError, also where another server of such sockets has the address."""
-        with open_socket(host, port) as alone:  # sockets that share an address say nothing of each other
+        # Sockets that share an address say nothing of each other. This one must not listen: a connection that came
+        # meanwhile would be reset.
+        with open_socket(host, port, listens=False) as alone:
             self._address = (host, alone.getsockname()[1])
         for front in range(self.number):
             self._listener(front)
