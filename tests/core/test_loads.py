@@ -13,6 +13,7 @@ from jettison.core.load.monitor import NUM_PROMPTS, TrafficMonitor
 from jettison.core.ports import Action, Event, StepCompleted
 from jettison.cost.hardware import BatchPoint, HardwareProfile
 from jettison.cost.model import ChunkShape, CostModel
+from jettison.cost.predictor import UNEVEN
 from jettison.cost.stepwork import LONE_STEP, NOTHING, Measure, Part, StepWork, period_of, step_of
 from jettison.policy.exchange import ExchangeCosts, ExchangeMode
 
@@ -167,9 +168,7 @@ def test_a_profile_answers_before_the_first_step() -> None:
     expected = PROFILE.cost.batch_cost_s([ChunkShape(10, 1)] * 3)
     work = StepWork.decodes(3, 30)
     assert core.state.predictor.predict_s(work) == pytest.approx(expected)
-    added_s = PROFILE.added_stage_s(2)
-    assert added_s > 0.0
-    assert core.state.predictor.predict_s(work, period_of(2)) == pytest.approx(expected / 2 + added_s)
+    assert core.state.predictor.predict_s(work, period_of(2)) == pytest.approx(UNEVEN * expected / 2)
 
 
 def test_of_a_pipeline_nothing_is_learned_beside_a_move(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,8 @@ def test_clusters_give_a_profile_and_links(cluster):
     assert profile.device_copy_cost_s(2**30) < profile.host_copy_cost_s(2**30) / 4
     assert profile.device_copy_bytes_per_s < gpus * cluster.instance.gpu.memory_bytes_per_s / 2
     assert profile.cost.num_layers == cluster.instance.model.num_layers
-    assert 0.0 <= profile.added_stage_s(2) < profile.cost.batch_cost_s([ChunkShape(500, 1)] * 8)
+    alone_s = profile.cost.batch_cost_s([ChunkShape(500, 1)] * 8)
+    assert 0.0 <= profile.added_stage_s(2) < alone_s / 2, "half of the throughput at least"
     if cluster.num_instances > 1:
         last = cluster.num_instances - 1
         assert cluster.link(0, last) == cluster.link(last, 0)

@@ -143,13 +143,12 @@ def test_a_stage_adds_what_batches_show_that_were_measured_both_ways() -> None:
     pairs = [BatchPoint(2, size, 256, size / (seconds / 2 + 1e-4 * size)) for size, seconds in alone_s.items()]
     profile = a_profile(batch_points=(*alone, *pairs))
     assert profile.added_stage_s(2) == pytest.approx(8e-4), "the median"
-    assert profile.added_stage_s(4) == max(0.0, profile.added_stage_s(2)), "the longest that was measured"
+    assert profile.added_stage_s(4) == profile.added_stage_s(2), "the longest that was measured"
     faster = [BatchPoint(2, size, 256, 4 * size / seconds) for size, seconds in alone_s.items()]
     assert a_profile(batch_points=(*alone, *faster)).added_stage_s(2) == 0.0
     others = (*alone, BatchPoint(2, 16, 256, 1.0))
     for points in ((), tuple(alone), others):
-        found = a_profile(batch_points=points)
-        assert found.added_stage_s(2) == pytest.approx(found.cost.step_s / 2 + found.link_latency_s)
+        assert a_profile(batch_points=points).added_stage_s(2) == 0.0
 
 
 def test_the_batch_limit_is_where_throughput_stops_growing() -> None:

@@ -183,8 +183,7 @@ class HardwareProfile:
         """Seconds that a microbatch takes in each stage of such a pipeline beyond its share of a lone step; at least 0.
 
         The median over the batches that were measured with one stage and with so many (else with the next larger
-        number, else with the largest). Where there are none, a step's own fixed cost, which each stage has, and the
-        latency of a link.
+        number, else with the largest); 0.0 where there are none.
         """
         longer = sorted({point.num_stages for point in self.batch_points} - {1})
         if longer:
@@ -198,7 +197,7 @@ class HardwareProfile:
             ]
             if added:
                 return max(0.0, median(added))
-        return self.cost.step_s * (1.0 - 1.0 / num_stages) + self.link_latency_s
+        return 0.0
 
     def batch_limit(self, num_stages: int) -> int | None:
         """The smallest measured microbatch that reaches ``SATURATED`` of the best throughput: beyond it a larger

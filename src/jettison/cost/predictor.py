@@ -26,6 +26,9 @@ USUAL_STAGE_S = 4e-4
 """Seconds that a stage takes beyond its share of a lone step, assumed without a profile: of a worker that is a process
 on a host's cores, its turn and a message."""
 
+UNEVEN = 1.19
+"""By what a period is longer than a profile says, until one has been seen: profiled microbatches are all alike."""
+
 EFFICIENCY_BOUNDS = (0.3, 1.0)
 """Bounds of a pipeline's efficiency: a value outside of them means that the prediction for one instance is wrong."""
 
@@ -112,6 +115,7 @@ class StepTimePredictor:
         self._stage_fit = StepFit(is_profiled=cost is not None, learning=STAGE_LEARNING)
         """The fit of stages' compute times, which contain no waiting for other workers or for the controller."""
         self._added_stage_s = added_stage_s or (lambda num_stages: USUAL_STAGE_S)
+        self._uneven = 1.0 if cost is None else UNEVEN  # the usual time is that of pipelines that served
         self._catch_up = catch_up
         self._copied_byte_s = 1.0 / (copy_bytes_per_s or USUAL_COPY_BYTES_PER_S)
         self._beside_byte_s = USUAL_BESIDE * self._copied_byte_s if beside_byte_s is None else beside_byte_s
@@ -239,10 +243,13 @@ class StepTimePredictor:
         coefficients = fit.coefficients(part[:2])
         if coefficients is None:
             return None
-        added_s = self._unseen_s(part, fit)
+        uneven, added_s = self._unseen(part, fit)
+        if uneven != 1.0:
+            c0, c1, c2, c3, c4, copied, beside = coefficients
+            coefficients = uneven * c0, uneven * c1, uneven * c2, uneven * c3, uneven * c4, copied, beside
         if not self._cost.launch_layer_s and not added_s:
             return lambda work: product(coefficients, self._terms(work, part))
-        factor = fit.launches_factor(part[:2])
+        factor = uneven * fit.launches_factor(part[:2])
 
         def seconds(work: StepWork) -> float:
             terms, launches = self._terms(work, part), self._launches(work, part)
@@ -251,11 +258,12 @@ class StepTimePredictor:
 
         return seconds
 
-    def _unseen_s(self, part: Part, fit: StepFit) -> float:
-        """By what a pipeline's period is longer than its share of a lone step, where none has been seen."""
+    def _unseen(self, part: Part, fit: StepFit) -> tuple[float, float]:
+        """By what a pipeline's period is longer than its share of a lone step, where none has been seen: a factor, and
+        seconds."""
         if part.measure is not Measure.PERIOD or part.num_stages == 1 or part[:2] in fit.observed:
-            return 0.0
-        return self._added_stage_s(part.num_stages)
+            return 1.0, 0.0
+        return self._uneven, self._added_stage_s(part.num_stages)
 
     def decoding(self, part: Part = LONE_STEP) -> Callable[[int, int], float] | None:
         """The same for ``StepWork.decodes``, as a function of (rows, KV tokens)."""
@@ -267,8 +275,8 @@ class StepTimePredictor:
             taking = self.taking(part)
             assert taking is not None, "the coefficients are known"
             return lambda num_rows, num_kv_tokens: taking(StepWork.decodes(num_rows, num_kv_tokens))
-        added_s = self._unseen_s(part, fit)
-        fixed, token, pair, kv, row, *_ = coefficients
+        uneven, added_s = self._unseen(part, fit)
+        fixed, token, pair, kv, row, *_ = (uneven * each for each in coefficients)
         terms_of: dict[int, tuple[float, float, float, float]] = {}
         """By rows: the seconds that do not depend on KV, of one pair, of one token of KV, and of the rows."""
 

@@ -110,8 +110,8 @@ class OwnFactor:
         self._bounds = bounds
         self._normal = self._moment = 0.0
 
-    def learn(self, share: float, error: float) -> float:
-        """Learn from a step with such a term; by how much the factor that was found is below its bounds, at least 0.
+    def learn(self, share: float, error: float) -> bool:
+        """Learn from a step with such a term; whether the factor is within its bounds.
 
         ``share``: the cost model's seconds for the term, over the step's predicted time; ``error``: the error of that
         prediction, over the predicted time."""
@@ -120,7 +120,9 @@ class OwnFactor:
         low, high = self._bounds
         found = (self._moment + OWN_TRUST * self._start) / (self._normal + OWN_TRUST)
         self.value = min(max(found, low), high)
-        return max(0.0, low - found)
+        if found != self.value:  # what a bound keeps out is no debt that later steps have to pay
+            self._moment = self.value * (self._normal + OWN_TRUST) - OWN_TRUST * self._start
+        return found == self.value
 
 
 class StepFit:
@@ -258,11 +260,10 @@ class StepFit:
     def _learn_beyond(self, kind: Kind, share: float, error: float) -> None:
         """Learn from a pipeline's step (``OwnFactor.learn``). Where it is faster than lone instances with the same
         work, the minute has changed, for them too."""
-        too_low = self._beyond[kind].learn(share, error)
-        if too_low > 0.0 and self._shared is not None and self._shared[0] > 0.0:
-            alone = self._alone
-            assert alone is not None, "pipelines are beyond it"
-            alone[0] = max(alone[0] - self._learning * too_low / self._shared[0], DEVIATIONS[0])
+        alone = self._alone
+        assert alone is not None and self._shared is not None, "pipelines are beyond lone instances"
+        if not self._beyond[kind].learn(share, error) and error < 0.0 and self._shared[0] * share > 0.0:
+            alone[0] = max(alone[0] + self._learning * error / (self._shared[0] * share), DEVIATIONS[0])
 
     def _waited(self, kind: Kind, terms: Terms, seconds: float, launches: Launches) -> bool:
         """Whether the step waited for launches, by the present coefficients: then they are what it teaches."""

@@ -71,16 +71,14 @@ class Outlook:
         shorter = max((n for n in predictor.measured_pipelines if n <= num_stages), default=num_stages)
         if shorter == num_stages:
             return Timed(num_instances, num_stages, step, lambda work: max(seen(work), stage(work)))
-        # Beyond its share of a lone step a stage takes as much for each stage that it may wait for as in the pipelines
-        # that have been seen.
-        waits_for = (num_stages - 1) / (shorter - 1)
+        # Each stage takes as much beyond its share of a lone step as in the pipelines that have been seen.
         shorter_s = predictor.taking(period_of(shorter))
         assert shorter_s is not None, "it has been seen"
 
         def period(work: StepWork) -> float:
             alone_s = alone(work)
             added_s = max(0.0, shorter_s(work) - alone_s / shorter)
-            return max(alone_s / num_stages + waits_for * added_s, stage(work))
+            return max(alone_s / num_stages + added_s, stage(work))
 
         return Timed(num_instances, num_stages, step, period)
 
