@@ -29,7 +29,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -137,11 +137,7 @@ class Far(ServerProcess):
 
     def __init__(self, model: Path, flags: dict[str, object], log: Path, network: Network, ray: RayHosts) -> None:
         super().__init__(model, flags, log, PORT)
-        self._command = [
-            *entering(ray.nodes[HOSTS[0]].pid), sys.executable, "-m", "jettison", "serve", str(model), "--host",
-            network.ip_of(HOSTS[0]), "--port", str(PORT), *flag_arguments(flags),
-        ]  # fmt: skip
-        self._ip, self._environment = network.ip_of(HOSTS[0]), ray.environment
+        self._ip, self._ray = network.ip_of(HOSTS[0]), ray
 
     @property
     def url(self) -> str:
@@ -150,16 +146,14 @@ class Far(ServerProcess):
 
     def start(self, timeout_s: float = START_S) -> None:
         """See ``ServerProcess``."""
-        with self._log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.PIPE, start_new_session=True,
-                env=self._environment,
-            )
-        try:
-            self._await(self._process, timeout_s)
-        except BaseException:
-            self.close()
-            raise
+        super().start(timeout_s)
+
+    def _command(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        command = [
+            *entering(self._ray.nodes[HOSTS[0]].pid), sys.executable, "-m", "jettison", "serve", str(self._model_dir),
+            "--host", self._ip, "--port", str(PORT), *flag_arguments(self._flags),
+        ]  # fmt: skip
+        return command, self._ray.environment
 
 
 def entering(pid: int) -> tuple[str, ...]:

@@ -263,7 +263,7 @@ def main() -> None:
     keep(args.json, document, *VIRTUAL)
     print_rows(found, title="rules against recompute and the oracle, medians over the seeds")
     totals = {"now": summary(found, rows)} if found else {}
-    if before:
-        totals["beside"] = summary(verdicts(shared, before), before)
+    if found_before := verdicts(shared, before):
+        totals["beside"] = summary(found_before, before)
     print_block("overload_sweep", document | totals)
     keep(args.json, document | totals, *VIRTUAL)

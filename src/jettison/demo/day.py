@@ -28,7 +28,7 @@ DAY_MODEL = DemoModel(layers=6, hidden=256, heads=4, kv_heads=1, kv_tokens_per_i
 SERVED: dict[str, tuple[str, dict[str, object]]] = {
     "all awake": ("recompute", {"offline": "priority"}),
     "Jettison": (
-        "drop", {"offline": "harvest", "packing": "mell", "sleep": "auto", "sleep_after_s": 3, "min_awake": 2},
+        "drop", {"offline": "harvest", "packing": "mell", "sleep": "auto", "sleep_after_s": 1, "min_awake": 1},
     ),
 }  # fmt: skip
 """Name of a run -> its ``--overload`` and other flags. The baseline is first: a plain engine serves the batch as

@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jettison.errors import JettisonError, UserError
@@ -69,18 +69,22 @@ class ServerProcess:
         """
         if self._process is not None:
             return
-        command = [sys.executable, "-m", "jettison", "serve", str(self._model_dir), "--port", str(self.port)]
-        command += flag_arguments(self._flags)
+        command, environment = self._command()
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.PIPE, start_new_session=True,
-                env=os.environ | {ENDS_WITH_STDIN: "1"},
+                env=environment,
             )
         try:
             self._await(self._process, timeout_s)
         except BaseException:  # it is in a session of its own, and would stay
             self.close()
             raise
+
+    def _command(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        """What is run, and its environment."""
+        command = [sys.executable, "-m", "jettison", "serve", str(self._model_dir), "--port", str(self.port)]
+        return command + flag_arguments(self._flags), os.environ | {ENDS_WITH_STDIN: "1"}
 
     def _await(self, process: subprocess.Popen[bytes], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
