@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -28,7 +29,10 @@ ALL_AWAKE, BY_PRIORITY, LADDER = "all awake", "all awake, batch by priority", "l
 PACK_AND_SLEEP = "only pack and sleep"
 SIDE_BY_SIDE = (ALL_AWAKE, BY_PRIORITY, LADDER)
 """Told of part by part."""
+HARVEST, NO_BATCH = "only harvest", "ladder, no batch"
 OURS = "our goal"
+PRICES = (0.0, 0.0002, 0.0005, 0.001, 0.002)
+"""Of a batch's token, in device-seconds."""
 HOURS = 24.0
 HOUR_S = 3600.0
 
@@ -303,6 +307,44 @@ def smaller(instances: int, part_s: float) -> Mapping[str, Any]:
     }
 
 
+def prices(
+    name: str, title: str, workload: str, changes: Mapping[str, Any], of_a_token: Sequence[float] = PRICES
+) -> Figure:
+    """What a batch is given for each price of its tokens: device-hours against tokens and first tokens."""
+    spec = read_spec(SPEC)
+    span = whole_of(parts_of(spec.changed(**changes)))
+    plain = {v.name: Variant(v.name, v.policy, dict(v.settings)) for v in spec.parsed.variants}
+    ladder = plain[LADDER]
+    systems = (
+        replace(ladder, name=NO_BATCH, settings={**ladder.settings, "offline": "none"}),
+        *(replace(ladder, name=_priced(price), settings={**ladder.settings, "price_batch_token": price})
+          for price in of_a_token),
+        plain[HARVEST],
+    )  # fmt: skip
+    shown: dict[str, Measure] = {
+        "device-hours a day": device_hours(span), "batch tokens/s": batch_tokens_per_s(span),
+        "P99 TTFT": ttft(99), "P50 TPOT": tpot(50),
+    }  # fmt: skip
+    claims = (
+        *(own(metric, measure, system.name) for system in systems for metric, measure in shown.items()),
+        *(own("online requests not served", unanswered, system.name).stated(None, (0, 0), OURS) for system in systems),
+        *(change("device-hours", device_hours(span), _priced(price), HARVEST) for price in of_a_token),
+    )
+
+    def draw(found: Mapping[str, Found]) -> Picture:
+        runs = [found[workload][0].one(_priced(price)) for price in of_a_token]
+        points = [(device_hours(span)(run) or 0.0, batch_tokens_per_s(span)(run) or 0.0) for run in runs]
+        series = {"by the price of a token": ([x for x, _ in points], [y for _, y in points])}
+        return lines(series, "device-hours a day", "batch tokens/s", workload)
+
+    part = Part(workload, claims, SPEC, systems, changes, conditions=NO_BATCH)
+    return Figure(name, title, "beyond the papers", (part,), (Plot("curve", draw),), is_long=True)
+
+
+def _priced(price: float) -> str:
+    return f"a token at {price:g} device-seconds"
+
+
 FIGURES = (
     a_day(
         "ladder-day", "a day under the whole ladder, and under each part of it alone", "a day at 64 instances", {},
@@ -316,5 +358,9 @@ FIGURES = (
     a_day(
         "ladder-day-small", "the same with a quarter of the instances and a twentieth of the time",
         "a day at 16 instances", smaller(16, 30.0),
+    ),
+    prices(
+        "ladder-prices", "what a batch is given for its tokens' price", "two minutes of each part at 64 instances",
+        smaller(64, 120.0),
     ),
 )  # fmt: skip

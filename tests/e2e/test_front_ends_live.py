@@ -15,6 +15,8 @@ from e2e_server import MODEL, WAIT_S, eventually
 pytestmark = pytest.mark.live
 
 LENGTH = 300
+LONG = 2000
+"""An answer of which most is still to come when a signal falls, even if this process is kept waiting before it."""
 NUM_STREAMS = 12
 
 
@@ -40,9 +42,9 @@ def num_clients(pid: int, port: int) -> int:
     return sum(each.status == psutil.CONN_ESTABLISHED and each.laddr.port == port for each in connections)
 
 
-async def opened(client: openai.AsyncOpenAI, number: int):
+async def opened(client: openai.AsyncOpenAI, number: int, length: int = LENGTH):
     stream = await client.completions.create(
-        model=MODEL, prompt=[number, 2, 3], max_tokens=LENGTH, temperature=0, stream=True,
+        model=MODEL, prompt=[number, 2, 3], max_tokens=length, temperature=0, stream=True,
         extra_body={"ignore_eos": True, "return_token_ids": True})
     return [await anext(stream)], stream
 
@@ -120,7 +122,7 @@ async def test_front_ends_end_with_a_controller_that_is_killed(serving, memory_f
     with serving(memory=memory_for(700), api_servers=2) as served:
         fronts = front_pids(served.pid)
         async with served.async_client() as client:
-            chunks, stream = await opened(client, 1)
+            chunks, stream = await opened(client, 1, LONG)
             os.kill(served.pid, signal.SIGKILL)
             with pytest.raises((openai.APIError, httpx.TransportError)):
                 await read_on(chunks, stream)

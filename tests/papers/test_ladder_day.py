@@ -25,6 +25,7 @@ from papers.figures.ladder import (
     devices,
     kept,
     parts_of,
+    prices,
     served_for_ever,
     smaller,
     unanswered,
@@ -81,7 +82,7 @@ def test_objectives_are_kept_by_requests_that_were_served() -> None:
     assert unanswered(found) == 1.0
 
 
-@pytest.mark.parametrize("name", ["ladder-day", "ladder-day-short", "ladder-day-small"])
+@pytest.mark.parametrize("name", ["ladder-day", "ladder-day-short", "ladder-day-small", "ladder-prices"])
 def test_the_day_has_six_parts(name: str) -> None:
     (part,) = figure_named(name).parts
     parts = parts_of(read_spec("ladder-day").changed(**part.changes))
@@ -135,3 +136,17 @@ def test_a_short_day_from_the_spec_to_the_rows(data_dir: Path, monkeypatch: pyte
     assert found["batch tokens/s", ALL_AWAKE] == 0.0, "none is sent"
     assert (found["batch tokens/s", BY_PRIORITY] or 0.0) > 0.0 and (found["batch tokens/s", LADDER] or 0.0) > 0.0
     assert set(outcome.pictures) == {"awake", "ttft", "batch"}
+
+
+def test_a_curve_of_prices_from_the_spec_to_the_rows(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that is worth its seconds keeps instances awake, and one that brings nothing keeps none."""
+    monkeypatch.setenv("JETTISON_DATA", str(data_dir))
+    with Runs() as runs:
+        outcome = engine.reproduce(prices("curve", "prices", "a day", smaller(3, 5.0), (0.0, 0.002)), runs)
+    found = {(row.claim.metric, row.claim.system): row.ours for row in outcome.rows if not row.claim.baseline}
+    hours = [found["device-hours a day", f"a token at {price} device-seconds"] or 0.0 for price in ("0", "0.002")]
+    tokens = [found["batch tokens/s", f"a token at {price} device-seconds"] or 0.0 for price in ("0", "0.002")]
+    assert found["batch tokens/s", "ladder, no batch"] == 0.0 and hours[0] < hours[1] <= 24.0 * 3
+    assert 0.0 < tokens[0] < tokens[1]
+    assert all(value == 0.0 for (metric, _), value in found.items() if metric == "online requests not served")
+    assert set(outcome.pictures) == {"curve"}

@@ -49,7 +49,7 @@ NAMES = {
     *(f"kunserve-v1-fig{n}" for n in (4, 5, 10, 11, 12, 13, 14, 15, 16)),
     *(f"conserve-fig{n}" for n in (2, 5, 6, 7, 8)), "conserve-safepoints", "conserve-slo", "conserve-link",
     *(f"mell-fig{n}" for n in (6, 11, 12, 13, 14, 15)), "ladder-day", "ladder-day-short",
-    "ladder-day-small",
+    "ladder-day-small", "ladder-prices",
 }  # fmt: skip
 
 TINY = {
