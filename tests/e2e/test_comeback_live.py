@@ -145,27 +145,27 @@ async def test_a_worker_that_dies_with_its_controller_is_filled_by_its_peer(fron
     await asyncio.to_thread(fronted.wait_idle)
 
 
-async def test_a_death_while_layers_are_dropped_costs_no_token(fronted, expected):
-    """Streams want more KV than there is, so the instances drop layers and merge."""
-    await asyncio.to_thread(
-        eventually, lambda: fronted.metric("jettison:groups") == 2, "an earlier test's pipeline is restored")
-    workers = fronted.worker_pids()
-    async with fronted.async_client(timeout=3 * WAIT_S) as client:
-        before = controller_of(fronted)
+async def test_a_death_while_layers_are_dropped_costs_no_token(serving, memory_for, expected):
+    """Streams want several times the KV that there is, so the instances drop layers and merge; nothing restores them
+    before the kill."""
+    flags = PRECISION | {"restore_dwell_ms": 10 * int(1000 * WAIT_S)}
+    with serving(memory=memory_for(40, **flags), api_servers=2, **flags) as served:
+        before, workers = controller_of(served), served.worker_pids()
 
         async def merged():
             async with asyncio.timeout(WAIT_S):
-                while await asyncio.to_thread(fronted.metric, "jettison:groups") == 2:
+                while await asyncio.to_thread(served.metric, "jettison:groups") == 2:
                     await asyncio.sleep(0.01)
-            kill(fronted)
+            kill(served)
 
-        assert await all_under_way(fronted, client, merged) == expected
-        await is_back(fronted, before)
-    await asyncio.to_thread(
-        eventually, lambda: fronted.metric("jettison:groups") == 2, "each has the layers that it lacked")
-    assert fronted.worker_pids() == workers
-    assert await asyncio.to_thread(fronted.metric, "jettison:pulled_bytes_total") > 0  # and has them from its peer
-    await asyncio.to_thread(fronted.wait_idle)
+        async with served.async_client(timeout=3 * WAIT_S) as client:
+            assert await all_under_way(served, client, merged) == expected
+            await is_back(served, before)
+        await asyncio.to_thread(
+            eventually, lambda: served.metric("jettison:groups") == 2, "each has the layers that it lacked")
+        assert served.worker_pids() == workers
+        assert await asyncio.to_thread(served.metric, "jettison:pulled_bytes_total") > 0  # and has them from its peer
+        await asyncio.to_thread(served.wait_idle)
 
 
 async def test_a_sleeper_is_awake_behind_its_controller_s_death_and_costs_no_token(serving, memory_for, expected):
