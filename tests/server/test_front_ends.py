@@ -202,9 +202,15 @@ async def test_a_lack_of_descriptors_is_not_told_as_an_end(serve, monkeypatch, n
 
 async def test_a_full_front_end_answers_probes(serve, num_fronts):
     """Beyond the limit of each there is room for probes, here and on the way to the controller."""
-    async with AsyncExitStack() as kept, serve(FakeEngine(), max_connections=1, idle_timeout_s=60) as served:
-        for _ in range(6):  # each on a connection of its own that stays, where it may
+    engine = FakeEngine(delay_s=None)
+    async with AsyncExitStack() as kept, serve(engine, max_connections=1) as served:
+        for number in range(6):  # each on a connection of its own that stays, where it may
             http = await kept.enter_async_context(httpx.AsyncClient(timeout=20))
+            body = {"model": "fake", "prompt": "x", "stream": True}
+            request = http.build_request("POST", f"{served.url}/v1/completions", json=body)
+            answer = await http.send(request, stream=True)
+            kept.push_async_callback(answer.aclose)
+            assert answer.status_code == 200 or number
             for path in ("/health", "/ping"):
                 assert (await http.get(f"{served.url}{path}")).status_code == 200
         if num_fronts == 1:  # else the last client may have a place at the other one

@@ -295,8 +295,8 @@ async def connected(served, watched):
 
 
 async def fill(served, watched):
-    """Connections that have been answered, as many as may be: with front ends each has its own limit, and the kernel
-    deals connections out."""
+    """Connections that have been answered and ask again, as many as may be: with front ends each has its own limit, and
+    the kernel deals connections out."""
     states = [served.state] if served.fronts is None else [*served.fronts.states.values()]
     places = []
     async with asyncio.timeout(PATIENCE_S):
@@ -308,8 +308,37 @@ async def fill(served, watched):
                 continue
             writer.write(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
             assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200 ")
+            writer.write(b"GET")
+            await eventually(lambda protocol=protocol: not protocol.idle)
             places.append(place)
     return places
+
+
+async def test_an_idle_connection_gives_way_to_a_client_without_a_place(serve, watched, num_fronts):
+    """The one that has been idle longest; one with a request keeps its place."""
+    if num_fronts:
+        pytest.skip("each front end has connections of its own")
+    async with serve(FakeEngine(delay_s=None), max_connections=3) as served:
+        busy = await connected(served, watched)
+        busy[1].write(post(stream=True, max_tokens=5))
+        idle = []
+        for _ in range(2):
+            reader, writer, protocol = place = await connected(served, watched)
+            writer.write(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
+            await reader.readuntil(b"{}")
+            await eventually(lambda protocol=protocol: protocol in protocol.idle)
+            idle.append(place)
+        newcomers = []
+        for reader, _, protocol in idle:
+            newcomers.append(await connected(served, watched))
+            newcomers[-1][1].write(post(stream=True, max_tokens=5))
+            assert await all_of(reader) == b"" and protocol in watched.lost
+        reader, writer, _ = await connected(served, watched)
+        writer.write(post())
+        assert (await all_of(reader)).startswith(b"HTTP/1.1 503 ")
+        assert not any(each[2] in watched.lost or each[2]._is_probe for each in (busy, *newcomers))
+        for _, other, _ in (busy, *idle, *newcomers, (reader, writer, None)):
+            other.close()
 
 
 async def test_a_full_server_still_answers_probes(serve, watched, monkeypatch):

@@ -113,6 +113,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     write_timeout_s = 60.0
     max_connections: int | None = None
     held_bytes: HeldBytes
+    idle: dict[BoundedHttpProtocol, None]
+    """A server's connections between two requests, from the one that has been so longest on."""
     root_path_of_proxy = ""
     cors: CorsSettings
     flow: _Flow
@@ -151,11 +153,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = _Flow(transport, self._feed)
         num_beyond = 0 if self.max_connections is None else len(self.connections) - self.max_connections
+        if num_beyond > 0 and self._close_idlest():
+            num_beyond -= 1
         if num_beyond > PROBE_CONNECTIONS:
             self._turn_away()
             return
         self._is_probe = num_beyond > 0
         self._await_headers()
+
+    def _close_idlest(self) -> bool:
+        """A newcomer has a request; a connection that has none gives way. Returns False where every one has."""
+        idlest = next(iter(self.idle), None)
+        if idlest is None:
+            return False
+        idlest._unset_keepalive_if_required()
+        idlest.transport.close()
+        self.connections.discard(idlest)
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Drop deadlines, bytes and queued requests, and inform the running request."""
@@ -365,8 +379,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._stop_header_timer()
             self._await_request()
 
+    def _unset_keepalive_if_required(self) -> None:
+        self.idle.pop(self, None)
+        super()._unset_keepalive_if_required()
+
     def _await_request(self) -> None:
         self._unset_keepalive_if_required()
+        self.idle[self] = None
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _drop_requests(self) -> None:
@@ -482,6 +501,7 @@ def bounded_protocol(settings: ServerSettings) -> type[BoundedHttpProtocol]:
         "write_timeout_s": settings.write_timeout_s,
         "max_connections": settings.max_connections,
         "held_bytes": HeldBytes(settings.max_buffered_bytes),
+        "idle": {},
         "root_path_of_proxy": settings.root_path,
         "cors": settings.cors,
         "seldom": Seldom(logging.getLogger("jettison.server")),
