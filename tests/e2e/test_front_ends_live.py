@@ -14,7 +14,7 @@ from e2e_server import MODEL, WAIT_S, eventually
 
 pytestmark = pytest.mark.live
 
-LENGTH = 300
+LENGTH = 600
 LONG = 2000
 """An answer of which most is still to come when a signal falls, even if this process is kept waiting before it."""
 NUM_STREAMS = 12
