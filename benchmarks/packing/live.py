@@ -18,7 +18,7 @@ and ``still``: ``mell`` with an epoch that never comes, so newcomers are placed 
 moved. Epochs are a quarter of a second: requests decode several times as fast here as on the papers' devices.
 
 ``--shape twelve``: twelve instances of a tiny model and ``--requests`` requests of an eighth of an instance to all of
-it, in waves; ``--plan`` looks for a rate at which ``none`` fills a quarter of all memory. Judged besides: instances
+it, in waves; ``--plan`` looks for a rate at which ``none`` fills a fifth of all memory. Judged besides: instances
 in use at equal evictions (``best-fit-roomy`` and its like leave a quarter of memory free, and evict less), P99 TTFT
 over that of ``none``. ``still`` places and sleeps without moves, ``awake`` moves without sleep.
 
@@ -288,7 +288,7 @@ def main() -> None:
         pieces=(Path, "show these files together", {"nargs": "+"}), data=Path, from_s=(170.0, "of the trace"),
         seconds=(40.0, "of the replay"), compress=15.0, keep=(0.0135, "of the arrivals, at most"), output_scale=2.0,
         prompt_scale=0.1, shape=("four", {"choices": list(SHAPES)}), requests=(520, "twelve: how many"),
-        rate=(6.0, "twelve: requests a second, in the first pilot"), seed=(0, "twelve: of the load"),
+        rate=(5.5, "twelve: requests a second, in the first pilot"), seed=(0, "twelve: of the load"),
     )  # fmt: skip
     if args.pieces:
         document = read_pieces(args.pieces, lambda row: (row["round"], list(ARMS).index(row["arm"])), ("plan",))

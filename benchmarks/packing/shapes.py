@@ -24,7 +24,7 @@ class Shape:
     most_busy: float | None
     """Part of the cores that ``none`` may keep busy; None: any, as there are more instances than cores."""
     memory: tuple[float, float] | None
-    """Part of all KV memory that requests should hold under ``none``, from and to; None: any. Where its mean is a third,
+    """Part of all KV memory that requests should hold under ``none``, from and to; None: any. Where its mean is a quarter,
     the waves' peaks leave some free: above that every arm evicts most requests, and first tokens tell of nothing else."""
 
 
@@ -34,7 +34,7 @@ SHAPES = {
     ),
     "twelve": Shape(
         12, DemoModel(layers=2, hidden=64, heads=4, kv_heads=1, context=1024, kv_tokens_per_instance=1024), None,
-        (0.2, 0.35),
+        (0.15, 0.3),
     ),
 }
 WAVE_S, WAVE = 40.0, 0.7
