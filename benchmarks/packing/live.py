@@ -18,7 +18,7 @@ and ``still``: ``mell`` with an epoch that never comes, so newcomers are placed 
 moved. Epochs are a quarter of a second: requests decode several times as fast here as on the papers' devices.
 
 ``--shape twelve``: twelve instances of a tiny model and ``--requests`` requests of an eighth of an instance to all of
-it, in waves; ``--plan`` looks for a rate at which ``none`` fills a fifth of all memory. Judged besides: instances
+it, in waves; ``--plan`` looks for a rate at which ``none`` fills 0.15 to 0.3 of all memory. Judged besides: instances
 in use at equal evictions (``best-fit-roomy`` and its like leave a quarter of memory free, and evict less), P99 TTFT
 over that of ``none``. ``still`` places and sleeps without moves, ``awake`` moves without sleep.
 

@@ -17,6 +17,7 @@ import pytest
 from jettison.errors import ConfigError
 from jettison.server.parent import front_ends
 from jettison.server.parent.front_ends import FrontEnds
+from jettison.server.sockets import open_socket
 from waiting import PATIENCE_S
 
 BEGIN = """
@@ -192,3 +193,18 @@ def test_ending_one_that_has_just_died_leaves_its_end_to_be_heard(monkeypatch):
         made.fronts.end(0, 0)
         made.until(lambda: len(made.lives) == 2 and made.fronts._serving == {0})
         assert made.pids() != [pid]
+
+
+def test_an_address_is_free_while_connections_to_the_server_before_wait_for_their_end():
+    """As after a restart: the side that has closed first keeps the address for a minute."""
+    with open_socket("127.0.0.1", 0, is_shared=True) as before:
+        port = before.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            select.select([before], [], [], PATIENCE_S)
+            before.accept()[0].close()
+            assert client.recv(1) == b""
+    again = FrontEnds(2, time.monotonic)
+    assert again.listen("127.0.0.1", port) == port
+    with pytest.raises(ConfigError):
+        FrontEnds(1, time.monotonic).listen("127.0.0.1", port)
+    again.close_inherited()

@@ -302,49 +302,89 @@ async def fill(served, watched):
     async with asyncio.timeout(PATIENCE_S):
         while len(places) < sum(state.settings.max_connections for state in states):
             place = reader, writer, protocol = await connected(served, watched)
-            if protocol._is_probe or protocol._is_refused:
+            if protocol._is_probe or protocol.is_refused:
                 writer.close()
                 await eventually(lambda protocol=protocol: protocol in watched.lost)
                 continue
-            writer.write(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
+            writer.write(PING)
             assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200 ")
             writer.write(b"GET")
-            await eventually(lambda protocol=protocol: not protocol.idle)
+            await eventually(lambda protocol=protocol: protocol not in protocol.idle)
             places.append(place)
     return places
 
 
-async def test_an_idle_connection_gives_way_to_a_client_without_a_place(serve, watched, num_fronts):
-    """The one that has been idle longest; one with a request keeps its place."""
+PING = b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def idle_one(served, watched):
+    """A connection that has been answered and stays."""
+    reader, writer, protocol = place = await connected(served, watched)
+    writer.write(PING)
+    await reader.readuntil(b"{}")
+    await eventually(lambda: protocol in protocol.idle)
+    return place
+
+
+@pytest.fixture
+def one_process(num_fronts):
     if num_fronts:
         pytest.skip("each front end has connections of its own")
-    async with serve(FakeEngine(delay_s=None), max_connections=3) as served:
+
+
+async def test_an_idle_connection_gives_way_to_a_request_without_a_place(serve, watched, one_process):
+    """The one that has been idle longest, however many probes are there; one with a request keeps its place."""
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine, max_connections=4, header_timeout_s=PATIENCE_S) as served:
         busy = await connected(served, watched)
         busy[1].write(post(stream=True, max_tokens=5))
-        idle = []
-        for _ in range(2):
-            reader, writer, protocol = place = await connected(served, watched)
-            writer.write(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
-            await reader.readuntil(b"{}")
-            await eventually(lambda protocol=protocol: protocol in protocol.idle)
-            idle.append(place)
-        newcomers = []
-        for reader, _, protocol in idle:
-            newcomers.append(await connected(served, watched))
-            newcomers[-1][1].write(post(stream=True, max_tokens=5))
+        again, *idle = [await idle_one(served, watched) for _ in range(3)]
+        again[1].write(PING)
+        await again[0].readuntil(b"{}")
+        others = [await connected(served, watched) for _ in range(3)]
+        for reader, _, protocol in [*idle, again]:
+            assert protocol not in watched.lost
+            others.append(await connected(served, watched))
+            others[-1][1].write(post(stream=True, max_tokens=5))
             assert await all_of(reader) == b"" and protocol in watched.lost
-        reader, writer, _ = await connected(served, watched)
-        writer.write(post())
-        assert (await all_of(reader)).startswith(b"HTTP/1.1 503 ")
-        assert not any(each[2] in watched.lost or each[2]._is_probe for each in (busy, *newcomers))
-        for _, other, _ in (busy, *idle, *newcomers, (reader, writer, None)):
-            other.close()
+        await eventually(lambda: len(engine.running) == 4)
+        others.append(await connected(served, watched))
+        others[-1][1].write(post())
+        assert (await all_of(others[-1][0])).startswith(b"HTTP/1.1 503 ")
+        assert len(engine.running) == 4
+        for _, writer, _ in (busy, again, *idle, *others):
+            writer.close()
+
+
+async def test_a_probe_takes_no_place(serve, watched, one_process):
+    async with serve(FakeEngine(), max_connections=1) as served:
+        _, kept, protocol = await idle_one(served, watched)
+        for _ in range(3):
+            reader, writer, _ = await connected(served, watched)
+            writer.write(PING)
+            assert (await all_of(reader)).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+        assert protocol in protocol.idle
+        kept.close()
+
+
+async def test_a_request_behind_the_end_of_the_one_before_is_not_idle(serve, watched):
+    """In one piece with the rest of a message whose answer has come."""
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine) as served:
+        reader, writer, protocol = await connected(served, watched)
+        writer.write(b"GET /ping HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        await reader.readuntil(b"{}")
+        writer.write(b"1\r\nx\r\n0\r\n\r\n" + post(stream=True, max_tokens=5))
+        await eventually(lambda: engine.running)
+        assert protocol not in protocol.idle and protocol.timeout_keep_alive_task is None
+        writer.close()
 
 
 async def test_a_full_server_still_answers_probes(serve, watched, monkeypatch):
     """One request each, on a few connections beyond the limit; they are no way in for anything else."""
     monkeypatch.setattr(http_protocol, "PROBE_CONNECTIONS", 2)
-    async with serve(FakeEngine(), max_connections=1, idle_timeout_s=60) as served:
+    async with serve(FakeEngine(), max_connections=1, header_timeout_s=PATIENCE_S) as served:
         places = await fill(served, watched)
         for path in (b"/ping", b"/health"):
             reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
@@ -365,7 +405,7 @@ async def test_a_full_server_still_answers_probes(serve, watched, monkeypatch):
         silent = []
         while len(silent) < 2 * len(places):
             another = await connected(served, watched)
-            if another[2]._is_refused:  # where both places of probes are taken
+            if another[2].is_refused:  # where both places of probes are taken
                 another[1].close()
             else:
                 silent.append(another)
@@ -403,7 +443,7 @@ async def test_bytes_held_by_all_connections_are_bounded(serve, watched, caplog)
             _, writer = await asyncio.open_connection("127.0.0.1", served.port)
             writer.write(post(stream=True, max_tokens=5) + GET * 1500)
             writers.append(writer)
-        await eventually(lambda: len(watched.made) == 8 and any(p._is_refused for p in watched.made))
+        await eventually(lambda: len(watched.made) == 8 and any(p.is_refused for p in watched.made))
         held = {id(each.held_bytes): each.held_bytes for each in watched.made}.values()
         takers = 1 if served.fronts is None else len(served.fronts.states)
         assert len(held) <= takers and sum(each.limit for each in held) <= 100_000
@@ -416,7 +456,7 @@ async def test_bytes_held_by_all_connections_are_bounded(serve, watched, caplog)
 
 
 async def test_connections_have_a_limit(serve, watched, caplog):
-    async with serve(FakeEngine(), max_connections=2, idle_timeout_s=60) as served:
+    async with serve(FakeEngine(), max_connections=2, header_timeout_s=PATIENCE_S) as served:
         places = await fill(served, watched)
         for _ in range(3):
             reader, writer = await asyncio.open_connection("127.0.0.1", served.port)

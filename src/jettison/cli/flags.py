@@ -34,6 +34,7 @@ _PANELS = {
     "templates": "Chat templates",
     "server": "Server",
     "cors": "Web pages of other origins (CORS)",
+    "connections": "Connections",
     "tls": "HTTPS",
     "console": "Console",
     "traces": "Traces",

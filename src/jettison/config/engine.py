@@ -18,7 +18,7 @@ from jettison.config.devices import MOST_HOST_BYTES, DeviceConfig, LookForCards,
 from jettison.config.hosts import HostsConfig, check_hosts
 from jettison.config.hubcache import model_folder, model_name
 from jettison.config.model import ModelConfig
-from jettison.config.network import ConsoleConfig, CorsConfig, TlsConfig, TracesConfig
+from jettison.config.network import ConnectionsConfig, ConsoleConfig, CorsConfig, TlsConfig, TracesConfig
 from jettison.config.offline import harvest_parts
 from jettison.config.rungs import uses_host_pool
 from jettison.config.scale import ScaleConfig, settle_scale
@@ -61,6 +61,7 @@ class EngineConfig:
     templates: TemplateConfig = field(default_factory=TemplateConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     cors: CorsConfig = field(default_factory=CorsConfig)
+    connections: ConnectionsConfig = field(default_factory=ConnectionsConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     traces: TracesConfig = field(default_factory=TracesConfig)
@@ -181,6 +182,7 @@ _SECTIONS: dict[str, Callable[..., Any]] = {
     "templates": TemplateConfig,
     "server": ServerConfig,
     "cors": CorsConfig,
+    "connections": ConnectionsConfig,
     "tls": TlsConfig,
     "console": ConsoleConfig,
     "traces": TracesConfig,

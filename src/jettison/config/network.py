@@ -1,7 +1,7 @@
-"""Keys of the layers between the HTTP server and its clients: web pages of other origins, TLS, the console
+"""Keys of the layers between the HTTP server and its clients: web pages of other origins, connections, TLS, the console
 and traces.
 
-The keys of the first two are named as vLLM's flags. ``server.cors``, ``server.tls`` and ``server.console`` define
+The keys of pages and of TLS are named as vLLM's flags. ``server.cors``, ``server.tls`` and ``server.console`` define
 their meaning.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jettison.config.sections import config_key
-from jettison.config.values import int_from, nonempty, origin_list, text_list, truth
+from jettison.config.values import float_from, int_from, nonempty, origin_list, text_list, truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,18 @@ class CorsConfig:
         ("*",), text_list, "Headers that such a page may send, as a JSON list.", name="allowed_headers", metavar="JSON")
     credentials: bool = config_key(
         False, truth, "Such a page may send cookies and the like.", name="allow_credentials")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionsConfig:
+    """How long clients may keep a connection without moving on."""
+
+    keep_alive_timeout_s: float = config_key(
+        75.0, float_from(1.0), "A connection without a request is closed after so long: longer than a proxy before it "
+        "keeps its own.", name="keep_alive_timeout", metavar="SECONDS")
+    write_timeout_s: float = config_key(
+        60.0, float_from(1.0), "A client that takes nothing of its answer for so long is cut off, and its request "
+        "cancelled.", name="write_timeout", metavar="SECONDS")
 
 
 @dataclass(frozen=True, slots=True)

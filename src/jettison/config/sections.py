@@ -430,9 +430,6 @@ class ServerConfig:
         "{}", switches("disable_any_whitespace", "disable_additional_properties"), "What holds for JSON that requests "
         "ask for, unless they say otherwise: a JSON object with disable_any_whitespace, disable_additional_properties.",
         metavar="JSON")
-    write_timeout_s: float = config_key(
-        60.0, float_from(1.0), "A client that takes nothing of its answer for so long is cut off, and its request "
-        "cancelled.", name="write_timeout", metavar="SECONDS")
     record_trace: str | None = config_key(
         None, nonempty, "Record arrivals and lengths of requests, nothing else, for replay (docs/workloads.md).",
         metavar="FILE", unset="none")

@@ -352,14 +352,18 @@ def _shrunk(plan: Plan, grain: int) -> Plan:
     return plan._replace(first=part(plan.first), then=then, joined=[part(each) for each in plan.joined])
 
 
+StepTime = Callable[[StepWork], float]
+"""Seconds of a step's work."""
+
+
 class Timed(NamedTuple):
     """Groups of so many stages, and what their steps take."""
 
     num_instances: int
     num_stages: int
-    step: Callable[[StepWork], float]
+    step: StepTime
     """Seconds of a microbatch on its way through all stages."""
-    period: Callable[[StepWork], float]
+    period: StepTime
     """Seconds from one microbatch to the next in a busy pipeline; of an instance, its step's."""
 
     def turn_s(self, work: StepWork) -> float:

@@ -11,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from jettison.server.cors import CorsSettings
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, retry_headers
+from jettison.server.http_transport import AnswerTransport, Flow, HeldBytes, write_now
+from jettison.server.idle_connections import IdleConnections
 from jettison.server.old_http import VERSIONS, UnchunkedApp
 from jettison.server.paths import plain_path
 from jettison.server.quiet_log import Seldom
@@ -46,63 +47,9 @@ _END_OF_LINES = b"\r\n\r\n"
 
 PROBE_CONNECTIONS = 16
 """Connections accepted beyond the limit, for one request each to ``PROBE_PATHS`` only: a supervisor should not restart
-a server because it is full."""
+a server because it is full. With another request one takes the place of an idle connection."""
 PROBE_PATHS = ("/health", "/ping")
 PROBE_TIMEOUT_S = 2.0
-
-
-class HeldBytes:
-    """The unparsed bytes of all connections of a server."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.total = 0
-
-
-class _Flow(FlowControl):
-    """Flow control that first parses the held bytes when the application wants to read on."""
-
-    def __init__(self, transport: asyncio.Transport, read_on: Callable[[], None]) -> None:
-        super().__init__(transport)
-        self._read_on = read_on
-
-    def resume_reading(self) -> None:
-        """Called when an application asks for its body, or an answer is complete."""
-        self._read_on()
-
-    def set_reading(self, wanted: bool) -> None:
-        """Start or stop reading from the socket."""
-        if wanted:
-            super().resume_reading()
-        else:
-            self.pause_reading()
-
-
-class _AnswerTransport:
-    """The transport that answers are written to: their end need not be the connection's, and nothing is written after
-    that end."""
-
-    def __init__(self, protocol: BoundedHttpProtocol) -> None:
-        self._protocol = protocol
-        self.close = protocol._hang_up
-
-    def write(self, data: bytes) -> None:
-        """Write, unless the answers have ended; so a refused request gets no ``100 Continue``."""
-        if not self._protocol._is_refused:
-            self._protocol.transport.write(data)
-
-    def is_closing(self) -> bool:
-        """As a transport's."""
-        return self._protocol._is_refused or self._protocol.transport.is_closing()
-
-
-def _write_now(cycle: RequestResponseCycle, body: bytes) -> bool:
-    """Write a piece of a chunked answer; see ``sse.WriteNow``. Returns False where ``send`` would wait or refuse."""
-    is_plain = cycle.response_started and cycle.chunked_encoding and not cycle.response_complete
-    if not is_plain or cycle.flow.write_paused or cycle.disconnected or not body:
-        return False
-    cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-    return True
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -113,11 +60,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     write_timeout_s = 60.0
     max_connections: int | None = None
     held_bytes: HeldBytes
-    idle: dict[BoundedHttpProtocol, None]
-    """A server's connections between two requests, from the one that has been so longest on."""
+    idle: IdleConnections
+    """The server's connections between two requests."""
     root_path_of_proxy = ""
     cors: CorsSettings
-    flow: _Flow
+    flow: Flow
     seldom: Seldom
     """The logger of events that clients cause."""
 
@@ -138,7 +85,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Whether the newest message has begun and not ended."""
         self._is_last = False
         """Whether the newest request ends the connection: later bytes are discarded."""
-        self._is_refused = False
+        self.is_refused = False
         self._is_probe = False
         """Whether the connection is beyond the limit, so that only probes are answered."""
         self._header_timer: asyncio.TimerHandle | None = None
@@ -151,30 +98,32 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline of the first request's headers."""
         super().connection_made(transport)
-        self.flow = _Flow(transport, self._feed)
-        num_beyond = 0 if self.max_connections is None else len(self.connections) - self.max_connections
-        if num_beyond > 0 and self._close_idlest():
-            num_beyond -= 1
-        if num_beyond > PROBE_CONNECTIONS:
+        self.flow = Flow(transport, self._feed)
+        num_open = len(self.connections) - self.idle.num_leaving
+        num_beyond = 0 if self.max_connections is None else num_open - self.max_connections
+        is_beyond_probes = num_beyond > PROBE_CONNECTIONS
+        if is_beyond_probes and not self.idle.give_way():
             self._turn_away()
             return
-        self._is_probe = num_beyond > 0
+        self._is_probe = num_beyond > 0 and not is_beyond_probes
         self._await_headers()
-
-    def _close_idlest(self) -> bool:
-        """A newcomer has a request; a connection that has none gives way. Returns False where every one has."""
-        idlest = next(iter(self.idle), None)
-        if idlest is None:
-            return False
-        idlest._unset_keepalive_if_required()
-        idlest.transport.close()
-        self.connections.discard(idlest)
-        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Drop deadlines, bytes and queued requests, and inform the running request."""
         self._drop_requests()
+        self.idle.lost(self)
         super().connection_lost(exc)
+
+    def end_idle(self) -> None:
+        """Close the connection between two requests; over TLS a client may take long to agree."""
+        self._unset_keepalive_if_required()
+        self.transport.close()
+        self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The client has sent no request for as long as it may."""
+        self.idle.discard(self)
+        super().timeout_keep_alive_handler()
 
     def shutdown(self) -> None:
         """Make the running request the connection's last."""
@@ -218,7 +167,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes, and parse them as far as there is room for requests."""
-        if self._is_refused or self._is_last:
+        if self.is_refused or self._is_last:
             return
         self._unset_keepalive_if_required()
         self._hold(self._held + data if self._held else data)
@@ -237,11 +186,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Parse held bytes until the queue is full; read on when none are left."""
         data = memoryview(self._held)
         at = 0
-        while at < len(data) and not self._is_full and not self._is_refused and not self._is_last:
+        while at < len(data) and not self._is_full and not self.is_refused and not self._is_last:
             end = self._end_of_slice(at)
             self._parse(bytes(data[at:end]))
             at = end
-        self._hold(b"" if self._is_refused or self._is_last else self._held[at:])
+        self._hold(b"" if self.is_refused or self._is_last else self._held[at:])
         self.flow.set_reading(not self._held and not self._is_full)
         self._set_header_timer()
 
@@ -260,7 +209,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
-            if not self._is_refused:
+            if not self.is_refused:
                 self._parse_behind_upgrade(data[stop.args[0] :])
         except httptools.HttpParserError:
             self._refuse(ApiError(400, "Invalid HTTP request received.", code="invalid_http"))
@@ -303,14 +252,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if size > self.max_header_bytes:
             self._refuse_headers()
         self._check_framing()
-        if self._is_probe and not self._is_refused and not self._is_for_probes():
-            self._turn_away()
-        if not self._is_refused:
+        if self._is_probe and not self.is_refused and not self._is_for_probes():
+            self._is_probe = not self.idle.give_way()
+            if self._is_probe:
+                self._turn_away()
+        if not self.is_refused:
             super().on_headers_complete()  # raises for an invalid target
             self.cycle.keep_alive = self.parser.should_keep_alive() and not self._is_probe
             self._is_in_headers = False
-            self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]
-            self.scope[WRITE_NOW] = partial(_write_now, self.cycle)  # type: ignore[literal-required]
+            self.cycle.transport = AnswerTransport(self)  # type: ignore[assignment]
+            self.scope[WRITE_NOW] = partial(write_now, self.cycle)  # type: ignore[literal-required]
             self._num_body_bytes = int(dict(self.headers).get(b"content-length", 0))  # llhttp has checked it
 
     def _check_framing(self) -> None:
@@ -336,12 +287,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_overhead_bytes = 0
         if self._num_body_bytes:
             self._num_body_bytes -= len(body)
-        if not self._is_refused:
+        if not self.is_refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The next bytes on this connection belong to another request's headers."""
-        if self._is_refused or framing_behind(self.parser, self.headers):
+        if self.is_refused or framing_behind(self.parser, self.headers):
             return
         super().on_message_complete()
         self._is_in_headers, self._is_begun = True, False
@@ -357,6 +308,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        self._unset_keepalive_if_required()  # the request may have come in one piece with the end of the one before
         if cycle.scope["http_version"] in VERSIONS:
             app = UnchunkedApp(app, cycle)
         super()._start_asgi_task(cycle, app)
@@ -364,13 +316,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Start the next request; the rest of the answered request's message gets a deadline."""
         self.server_state.total_requests += 1
-        if self.transport.is_closing() or self._is_refused:
+        if self.transport.is_closing() or self.is_refused:
             return
         self._unset_keepalive_if_required()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         self._feed()
-        if not self._is_idle or self._is_refused:
+        if not self._is_idle or self.is_refused:
             return
         if not self._is_in_headers:
             self._stop_header_timer()
@@ -380,12 +332,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._await_request()
 
     def _unset_keepalive_if_required(self) -> None:
-        self.idle.pop(self, None)
+        self.idle.discard(self)
         super()._unset_keepalive_if_required()
 
     def _await_request(self) -> None:
         self._unset_keepalive_if_required()
-        self.idle[self] = None
+        self.idle.add(self)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _drop_requests(self) -> None:
@@ -410,20 +362,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refuse(ApiError(431, message, code="headers_too_large"))
 
     def _refuse(self, error: ApiError) -> None:
-        if self._is_refused or self.transport.is_closing():
+        if self.is_refused or self.transport.is_closing():
             return
-        self._is_refused = True
+        self.is_refused = True
         if self._may_answer():
             self._write_error(error)
         self._linger()
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
         """End the connection after its last answer, so that a client that still sends its request can read the
         answer."""
-        if self._is_in_headers or self._is_refused or self.transport.is_closing():
+        if self._is_in_headers or self.is_refused or self.transport.is_closing():
             self.transport.close()
         else:
-            self._is_refused = True
+            self.is_refused = True
             self._linger()
 
     def _linger(self) -> None:
@@ -439,7 +391,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _turn_away(self) -> None:
         """Refuse a connection without lingering, because descriptors are short."""
-        self._is_refused = True
+        self.is_refused = True
         self._stop_header_timer()
         self.seldom.warning("turning clients away: %d connections are open, as many as may be", self.max_connections)
         message = "The server has as many connections as it can hold; retry later."
@@ -468,7 +420,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _set_header_timer(self) -> None:
         """Start the deadline for headers. It counts only time spent waiting for the client, not while an answer is made
         or its bytes are held."""
-        if self._is_refused:
+        if self.is_refused:
             return  # the timer is the end of lingering
         if self._is_in_headers and self._is_idle and not self._held and not self._is_last:
             if self._is_begun:
@@ -501,7 +453,7 @@ def bounded_protocol(settings: ServerSettings) -> type[BoundedHttpProtocol]:
         "write_timeout_s": settings.write_timeout_s,
         "max_connections": settings.max_connections,
         "held_bytes": HeldBytes(settings.max_buffered_bytes),
-        "idle": {},
+        "idle": IdleConnections(),
         "root_path_of_proxy": settings.root_path,
         "cors": settings.cors,
         "seldom": Seldom(logging.getLogger("jettison.server")),

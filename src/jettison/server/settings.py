@@ -104,8 +104,9 @@ class ServerSettings:
     header_timeout_s: float = 20.0
     body_timeout_s: float = 60.0
     idle_timeout_s: float = 75.0
-    """Time after which a connection without a request is closed: longer than clients and proxies keep theirs (5 to
-    60 s), or a request meets the close on its way and is lost. One gives way sooner to a client that has no place."""
+    """Time after which a connection without a request is closed. Longer than most clients and proxies keep theirs (the
+    SDKs 5 s, nginx and AWS 60): else a request meets the close on its way, and is lost. One gives way sooner to a
+    client that has no place."""
     write_timeout_s: float = 60.0
     """Time without progress after which a client that does not read its answer is dropped, and its request
     cancelled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 
 from jettison.errors import ConfigError
 
@@ -26,6 +27,8 @@ def open_socket(host: str, port: int, *, is_shared: bool = False, listens: bool 
             # Else the kernel buffers megabytes for a client that reads nothing, which then looks like one that reads.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         listener.bind((host, port))
+        if is_shared:
+            _close_to_others(family, listener.getsockname())
         if listens:
             listener.listen(BACKLOG)
         else:  # until it listens, it is this that keeps another server from the address
@@ -35,3 +38,11 @@ def open_socket(host: str, port: int, *, is_shared: bool = False, listens: bool 
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
     listener.setblocking(False)
     return listener
+
+
+def _close_to_others(family: int, address: tuple[object, ...]) -> None:
+    """Have Linux before 6.8 look for conflicts at the next bind, too: it does so once a socket without SO_REUSEADDR has
+    been bound there."""
+    with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as strict:
+        strict.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        strict.bind(address)

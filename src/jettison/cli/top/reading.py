@@ -57,7 +57,7 @@ class Reader:
     def __init__(self, url: str, key: str | None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        # A server closes idle connections after 5 s; one that is used at that moment would look like a lost server.
+        # A full server closes idle connections; one that is used at that moment would look like a lost server.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(keepalive_timeout=2.0), headers=headers,
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))

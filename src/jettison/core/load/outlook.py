@@ -14,7 +14,7 @@ from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.stepwork import LONE_STEP, StepWork, last_stage_of, period_of, step_of
 from jettison.policy.answerlengths import AnswerLengths, evenly
-from jettison.policy.forecast import Arrangement, Arrivals, Load, Seen, Timed, turn_time
+from jettison.policy.forecast import Arrangement, Arrivals, Load, Seen, StepTime, Timed, turn_time
 from jettison.types import WorkerId
 
 NUM_LENGTHS = 64
@@ -66,20 +66,12 @@ class Outlook:
         stage, alone = predictor.taking(last_stage_of(num_stages)), predictor.taking(LONE_STEP)
         if step is None or seen is None or stage is None or alone is None:
             return None
-        if not predictor.knows_stages:
-            stage = _nothing
+        period = seen
         shorter = max((n for n in predictor.measured_pipelines if n <= num_stages), default=num_stages)
-        if shorter == num_stages:
-            return Timed(num_instances, num_stages, step, lambda work: max(seen(work), stage(work)))
-        # Each stage takes as much beyond its share of a lone step as in the pipelines that have been seen.
-        shorter_s = predictor.taking(period_of(shorter))
-        assert shorter_s is not None, "it has been seen"
-
-        def period(work: StepWork) -> float:
-            alone_s = alone(work)
-            added_s = max(0.0, shorter_s(work) - alone_s / shorter)
-            return max(alone_s / num_stages + added_s, stage(work))
-
+        if shorter != num_stages and (shorter_s := predictor.taking(period_of(shorter))) is not None:
+            period = _longer(alone, shorter_s, shorter, num_stages)
+        if predictor.knows_stages:
+            period = _longest(period, stage)
         return Timed(num_instances, num_stages, step, period)
 
     def load(self, groups: Sequence[Group]) -> Load:
@@ -120,8 +112,19 @@ class Outlook:
         return Arrivals(share * lately, share * usually, lasted_s, prompt, outputs)
 
 
-def _nothing(work: StepWork) -> float:
-    return 0.0
+def _longest(one: StepTime, other: StepTime) -> StepTime:
+    return lambda work: max(one(work), other(work))
+
+
+def _longer(alone: StepTime, shorter_s: StepTime, shorter: int, num_stages: int) -> StepTime:
+    """The period of a pipeline that has not been seen: each stage takes as much beyond its share of a lone step as in
+    the pipelines of ``shorter`` stages that have been."""
+
+    def period(work: StepWork) -> float:
+        alone_s = alone(work)
+        return alone_s / num_stages + max(0.0, shorter_s(work) - alone_s / shorter)
+
+    return period
 
 
 def _came(state: RequestState) -> int:
