@@ -44,5 +44,5 @@ def test_every_arm_that_is_judged_can_be_run() -> None:
 def test_a_pilot_says_how_much_more_or_less_there_has_to_be() -> None:
     four, twelve = SHAPES["four"], SHAPES["twelve"]
     assert factor_to(four, {"busy": 0.5, "memory": 0.9}) is None and factor_to(four, {"busy": 0.9, "memory": 0.1}) < 1
-    assert factor_to(twelve, {"busy": 1.0, "memory": 0.45}) is None
+    assert factor_to(twelve, {"busy": 1.0, "memory": 0.25}) is None
     assert factor_to(twelve, {"busy": 1.0, "memory": 0.1}) > 1 > factor_to(twelve, {"busy": 0.1, "memory": 0.9})
