@@ -332,8 +332,9 @@ def one_process(num_fronts):
         pytest.skip("each front end has connections of its own")
 
 
-async def test_an_idle_connection_gives_way_to_a_request_without_a_place(serve, watched, one_process):
+async def test_an_idle_connection_gives_way_to_a_request_without_a_place(serve, watched, one_process, monkeypatch):
     """The one that has been idle longest, however many probes are there; one with a request keeps its place."""
+    monkeypatch.setattr(http_protocol, "PROBE_TIMEOUT_S", PATIENCE_S)
     engine = FakeEngine(delay_s=None)
     async with serve(engine, max_connections=4, header_timeout_s=PATIENCE_S) as served:
         busy = await connected(served, watched)

@@ -86,6 +86,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_last = False
         """Whether the newest request ends the connection: later bytes are discarded."""
         self.is_refused = False
+        """Whether its client gets nothing more: what still comes is read and discarded."""
         self._is_probe = False
         """Whether the connection is beyond the limit, so that only probes are answered."""
         self._header_timer: asyncio.TimerHandle | None = None

@@ -68,7 +68,9 @@ class Outlook:
             return None
         period = seen
         shorter = max((n for n in predictor.measured_pipelines if n <= num_stages), default=num_stages)
-        if shorter != num_stages and (shorter_s := predictor.taking(period_of(shorter))) is not None:
+        if shorter != num_stages:
+            shorter_s = predictor.taking(period_of(shorter))
+            assert shorter_s is not None, "it has been seen"
             period = _longer(alone, shorter_s, shorter, num_stages)
         if predictor.knows_stages:
             period = _longest(period, stage)
