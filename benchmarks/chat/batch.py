@@ -276,4 +276,7 @@ def main() -> None:
         unfinished=(64, "requests of the batch in the system, an instance"), kv_tokens=(8_000, "an instance"),
         data=Path, work=Path,
     )  # fmt: skip
-    keep(args.json, {"experiments": [experiment(instances, args) for instances in args.instances]}, *LIVE)
+    experiments: list[Row] = []
+    for instances in args.instances:
+        experiments.append(experiment(instances, args))
+        keep(args.json, {"experiments": experiments}, *LIVE)  # now: the next count takes half an hour
