@@ -166,8 +166,11 @@ def run(cell: Cell, contender: str, seed: int) -> Row:
 
 
 def figures(result: RunResult) -> Row:
-    """Of one run: times in seconds. ``forecast_errors``: of each drop's forecast, over what came."""
-    outcomes = [e for e in result.log("forecast_outcome") if e["after_s"] >= LEAST_OUTCOME_S]
+    """Of one run: times in seconds. ``forecast_errors``: of each forecast that memory is short by, over what came."""
+    outcomes = [
+        e for e in result.log("forecast_outcome")
+        if e["after_s"] >= LEAST_OUTCOME_S and e.get("decision") in ("drop_decided", "wake_decided")
+    ]
     return {
         "forecast_errors": [abs(e["foreseen_request_s"] / e["seen_request_s"] - 1.0) for e in outcomes],
         "requests": result.requests.submitted, "unanswered": result.requests.unanswered,

@@ -24,8 +24,9 @@ class Shape:
     most_busy: float | None
     """Part of the cores that ``none`` may keep busy; None: any, as there are more instances than cores."""
     memory: tuple[float, float] | None
-    """Part of all KV memory that requests should hold under ``none``, from and to; None: any. Where its mean is no more,
-    the waves' peaks leave some free: above that every arm evicts most requests, and first tokens tell of nothing else."""
+    """Part of all KV memory that requests should hold under ``none``, from and to; None: any. Where its mean is no
+    more, the waves' peaks leave some free: above that every arm evicts most requests, and first tokens tell of nothing
+    else."""
 
 
 SHAPES = {

@@ -246,6 +246,8 @@ def test_a_pipeline_that_compute_binds_yields_and_takes_its_queue_along(monkeypa
     cluster.run(stop=lambda: "split" in kinds(cluster))
     waiting_at_split.append(cluster.core.num_waiting)
     assert "yield" in kinds(cluster) and waiting_at_split[0] > 0
+    told = next(r.fields for r in cluster.records if r.kind == "yield")
+    assert (told["stay_request_s"], told["taken_request_s"]) == (100.0, 40.0) and told["cap_blocks"]
     cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()
@@ -325,6 +327,8 @@ def test_members_that_are_faster_apart_split_early_and_compute_again_what_does_n
     if is_early:
         split = next(r for r in cluster.records if r.kind == "split")
         assert 0 < split.fields["recomputed"] < 6  # type: ignore[operator]
+        decided = next(r.fields for r in cluster.records if r.kind == "restore_decided")
+        assert (decided["stay_request_s"], decided["taken_request_s"]) == (100.0, 100.0 - saved_request_s)
         assert cluster.core.num_waiting == split.fields["recomputed"]
     cluster.run()
     cluster.expect_outputs()

@@ -10,8 +10,12 @@ from batchruns import group_of, kinds, make, names, offline, steps, tokens
 from fakes import FakeCluster, Faults
 
 from jettison.core.discards import Discard
+from jettison.core.ports import StepFailed, Tick
+from jettison.core.requests import RequestState
 from jettison.core.totals import counters
+from jettison.policy.batching import BlockedBy
 from jettison.policy.offline import OfflineParams, SloParams
+from jettison.types import Request, SamplingParams
 from longrun import LONG
 
 
@@ -98,6 +102,47 @@ def test_what_needs_a_slices_blocks_discards_it(what: str) -> None:
     if what != "cancel":
         cluster.expect_outputs()
     cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize("what", ["fails", "kill"])
+def test_a_slice_that_is_lost_with_the_step_it_goes_on_with_is_counted(what: str) -> None:
+    cluster = shed_at(5.0, num_workers=1)
+    group = group_of(cluster)
+    cluster.run(stop=lambda: any(flight.step.resumes for flight in group.in_flight.values()))
+    (flight,) = group.in_flight.values()
+    rows = flight.step.rows[flight.step.sheds_from :]
+    if what == "kill":
+        cluster.kill(group.worker_ids[0])
+        cluster.restart_at(group.worker_ids[0], cluster.now / 1e6 + 100)
+    else:
+        cluster.carry_out(cluster.core.handle(StepFailed(flight.step.step_id, "it broke"), cluster.now))
+    cluster.run()
+    (lost,) = (record.fields for record in cluster.records if record.kind == "slice_discarded")
+    assert lost["reason"] == str(Discard.LOST if what == "kill" else Discard.FAILED)
+    assert lost["tokens"] == sum(row.num_tokens for row in rows) > 0
+    assert counters(cluster.core)["slices_discarded"] == 1
+    cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize("sheds", [True, False])
+def test_a_step_makes_way_for_a_request_that_comes_from_another_group(sheds: bool) -> None:
+    """Memory keeps it out of its group, and a batch alone runs in the other one."""
+    cluster = shedding(num_workers=2, full_blocks=84, sheds_rows=sheds, ttft_ms=100.0 if sheds else 6.0)
+    here, there = cluster.core.groups.values()
+    cluster.submit("large", tokens(9, 300), 40, ignore_eos=True)
+    cluster.run(stop=lambda: bool(here.queues.running))
+    for name in ("a", "b1", "c22"):
+        offline(cluster, name, 100, 20, cluster.now / 1e6)
+    issued = steps(cluster)
+    cluster.run(stop=lambda: any(len(f.step.rows) > 1 or f.work.num_tokens > 60 for f in there.in_flight.values()))
+    state = RequestState(Request("chat", tuple(tokens(7, 60)), SamplingParams(max_tokens=5), cluster.now), 99)
+    cluster.core.state.requests["chat"] = state
+    here.queues.enqueue(state)
+    here.head_blocked_by = BlockedBy.MEMORY
+    cluster.core.state.changes.came.clear()  # it had come here before
+    cluster.carry_out(cluster.core.handle(Tick(), cluster.now))
+    assert state.group_id == there.group_id
+    assert {"rebalanced", "step_shed_asked" if sheds else "step_abandon_asked"} <= set(kinds(cluster)), issued
 
 
 def test_a_slice_gives_way_where_memory_keeps_an_online_request_out() -> None:

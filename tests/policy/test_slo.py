@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -34,8 +35,8 @@ COST = CostModel(
 )  # fmt: skip
 
 
-def predictor() -> StepTimePredictor:
-    return StepTimePredictor(4, COST)
+def predictor(cost: CostModel = COST) -> StepTimePredictor:
+    return StepTimePredictor(4, cost)
 
 
 def test_objectives_are_worked_out_from_the_lone_decode_step() -> None:
@@ -148,20 +149,21 @@ def test_the_largest_batch_keeps_to_its_budget(seconds: float, most: int, contex
     assert size == most or (predict(work(size + 1)) or 0.0) > seconds
 
 
-def pace(tpot_s: float | None, *, slo_aware: bool = True, serves: bool = True) -> Pace:
+def pace(tpot_s: float | None, *, slo_aware: bool = True, serves: bool = True, cost: CostModel = COST) -> Pace:
     offline = OfflineParams(serves=serves, slo_aware=slo_aware, slo=SloParams(tpot_s=tpot_s))
-    return Pace(offline, predictor())
+    return Pace(offline, predictor(cost))
 
 
 @given(num=st.integers(1, 200), kv=st.integers(0, 100_000), tpot_s=st.floats(0.001, 2.0), stages=st.integers(1, 4))
 def test_prompts_beside_decodes_are_as_fast_as_steps_within_the_objective(
     num: int, kv: int, tpot_s: float, stages: int
 ) -> None:
+    cost = replace(COST, pair_layer_s=0.0)  # one prompt fills a step: a longer one attends to more per token
     decodes, most = StepWork.decodes(num, kv), 1024
-    free = predictor().prefill_tokens_per_s(most, decodes, stages)
-    kept = prompt_tokens_per_s(pace(tpot_s), most, decodes, stages)
+    free = predictor(cost).prefill_tokens_per_s(most, decodes, stages)
+    kept = prompt_tokens_per_s(pace(tpot_s, cost=cost), most, decodes, stages)
     assert free is not None and kept is not None and 0.0 <= kept <= free * (1 + 1e-9)
-    wider = prompt_tokens_per_s(pace(2 * tpot_s), most, decodes, stages)
+    wider = prompt_tokens_per_s(pace(2 * tpot_s, cost=cost), most, decodes, stages)
     assert wider is not None and wider >= kept * (1 - 1e-9), "a longer step computes prompts no slower"
     one_more = step_budget(predictor(), tpot_s, stages).keeps(decodes.with_prompts(1))
     assert (kept > 0.0) == one_more

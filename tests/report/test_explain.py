@@ -128,6 +128,21 @@ def test_a_drop_that_was_weighed_shows_its_forecast_and_what_came_of_it() -> Non
     assert declined.predicted.items() >= foreseen.items()
 
 
+def test_a_restore_and_a_yield_show_their_forecasts_and_what_came_of_their_own() -> None:
+    foreseen = {"stay_request_s": 90.0, "taken_request_s": 40.0}
+    weighed = {"t": 20.0, "kind": "restore_decided", "group": 7, "workers": [0, 1], **foreseen}
+    begun = {"t": 20.2, "kind": "restore_begin", "group": 7, "workers": [0, 1], "reason": "it fits"}
+    came = {"t": 24.0, "kind": "forecast_outcome", "decision": "restore_decided", "group": 7, "after_s": 4.0,
+            "foreseen_request_s": 30.0, "seen_request_s": 33.0}  # fmt: skip
+    yields = {"t": 24.0, "kind": "yield", "group": 8, "workers": [2, 3], "cap_blocks": 5, **foreseen}
+    restored, yielded = decisions_of(run(log=[weighed, begun, came, yields]))
+    assert restored.predicted == foreseen and restored.outcome["seen_request_s"] == 33.0
+    assert yielded.predicted == foreseen and yielded.inputs == {"cap_blocks": 5}
+    assert "seen_request_s" not in yielded.outcome, "what came was the restore's"
+    (alone,) = decisions_of(run(log=[begun]))
+    assert alone.predicted == {} and "seen_request_s" not in alone.outcome
+
+
 def test_what_dropping_cost_is_not_called_saved(capsys) -> None:
     dropped, other = run(log=LOG[1:], late={4, 5, 6}), run("recompute", [], late={4})
     (worse,) = incidents_of(dropped, 1.0, {"recompute": other})

@@ -45,7 +45,6 @@ FILE = Path(__file__).parent / "frozen_logs.json"
 
 ELSEWHERE = {
     "drop_failed": "tests/core/test_golden_schedules.py: no device refuses a layout in virtual time",
-    "yield": "tests/core/test_cluster_moves.py: it takes a pipeline that its measured steps condemn",
     "offline_spread": "tests/core/test_due_work.py: it takes a batch with a window, which is told from outside",
     "offline_yields": "tests/core/test_due_work.py: the same",
     "sleep_put_off": "tests/core/test_priced_work.py: no frozen schedule has a price",

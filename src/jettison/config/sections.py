@@ -338,7 +338,7 @@ class SleepConfig:
     mode: Sleep = config_key(
         "never", Choice(Sleep), "Instances that no online request uses fall asleep by themselves (auto), as long as "
         "nothing waits, or only when they are told to (never). Either way they are woken where memory, a death or "
-        "prompts ahead press, and that is sooner than dropping.", name="sleep")
+        "prompts ahead press.", name="sleep")
     after_s: float = config_key(
         30.0, float_from(0.0), "How long no online request must have used an instance before it falls asleep.",
         name="sleep_after_s", metavar="SECONDS")

@@ -33,8 +33,8 @@ class Changes:
     """Sets of ids; they may name groups that no longer exist."""
 
     __slots__ = (
-        "discarded", "ended", "freer", "harvesting", "ledgers", "merged", "preempted", "queued", "queued_online",
-        "recent", "reshaped", "stirred", "touched", "unnoted",
+        "came", "discarded", "ended", "freer", "harvesting", "ledgers", "merged", "preempted", "queued",
+        "queued_online", "recent", "reshaped", "stirred", "touched", "unnoted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -55,6 +55,9 @@ class Changes:
         """Groups with waiting requests of some class. Always exact."""
         self.queued_online: set[GroupId] = set()
         """Groups with waiting online requests. Always exact."""
+        self.came: list[RequestId] = []
+        """Online requests that have come to a group's queue from outside or from another group since steps were planned
+        last. Emptied where steps make way for them (``core.driving.safepoints``)."""
         self.harvesting: set[GroupId] = set()
         """Groups that run offline requests or keep stored ones, or have done so: a reader takes out the groups that no
         longer do."""

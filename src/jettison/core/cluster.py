@@ -227,6 +227,8 @@ class ClusterCore:
                 actions += advance(now_ns)
         if self.ladder.looking[Moment.BEFORE_STEPS]:
             actions += self.ladder.climb(Moment.BEFORE_STEPS, now_ns)
+        if self.state.changes.came:
+            actions += self._safepoints.make_way(now_ns)
         actions += self.stepping.plan(now_ns)
         if self.ladder.copying:
             actions += self.ladder.after_steps(now_ns)
@@ -353,8 +355,7 @@ class ClusterCore:
         self.state.requests[request.request_id] = state
         if self.dispatcher.place(state):
             self.loads.note_arrival(self.groups[state.group_id], state)
-        actions = self._awake.for_request(state, now_ns) if self.sleepers.out else []
-        return actions if state.is_offline else [*actions, *self._safepoints.online_arrived(state, now_ns)]
+        return self._awake.for_request(state, now_ns) if self.sleepers.out else []
 
     def _end_early(
         self, request_id: RequestId, reason: FinishReason, now_ns: int, error: str | None = None

@@ -18,6 +18,7 @@ class Discard(StrEnum):
     HELD = "its group is about to change its layers or its members"
     ROOM = "online requests need blocks or places that its requests have"
     LOST = "a worker of its group is dead"
+    FAILED = "the step that it went on with has failed"
     ENDED = "one of its requests has ended"
     MOVES = "one of its requests moves, or is computed again"
     NOTHING = "no layer of it had been computed"

@@ -135,9 +135,12 @@ def _drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
 
 def _outcome_of_forecast(event: Event, log: Sequence[Event]) -> dict[str, Any]:
     """What a decision's forecast came to; empty where it had none, or the log ends before."""
+    if event.get("taken_request_s") is None:
+        return {}
     later_s = event["t"] + 2 * SAME_MOMENT_S  # at the moment itself the decision before may end
     seen = _first_after(log, ("forecast_outcome",), later_s)
-    if seen is None or event.get("taken_request_s") is None:
+    # The next decision ends the count; logs of earlier versions do not say whose it is.
+    if seen is None or seen.get("decision", event["kind"]) != event["kind"]:
         return {}
     return _pick(seen, ("after_s", "foreseen_request_s", "seen_request_s"))
 
@@ -155,13 +158,20 @@ def _restore(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     end = _first_after(log, ("restore_done", "restore_turned"), event["t"], workers)
     if end is not None:
         outcome = {"ended_as": end["kind"], "after_s": end["t"] - event["t"]} | _rest(end)
-    return Decision(event["t"], "restore", event.get("group"), workers, _rest(event), {}, outcome)
+    weighed = [e for e in log if e["kind"] == "restore_decided" and e["t"] <= event["t"]]
+    decided = next((e for e in reversed(weighed) if e.get("group") == event.get("group")), {})
+    if decided:
+        outcome = _outcome_of_forecast(decided, log) | outcome
+    predicted = _pick(decided, _FORESEEN)
+    return Decision(event["t"], "restore", event.get("group"), workers, _rest(event), predicted, outcome)
 
 
 def _yield(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     end = _first_after(log, ("restore_begin",), event["t"])
     outcome = {} if end is None else {"restore_began_after_s": end["t"] - event["t"]}
-    return Decision(event["t"], "yield", event.get("group"), (), _rest(event), {}, outcome)
+    outcome |= _outcome_of_forecast(event, log)
+    inputs, predicted = _rest(event, *_FORESEEN), _pick(event, _FORESEEN)
+    return Decision(event["t"], "yield", event.get("group"), (), inputs, predicted, outcome)
 
 
 def _scale_out(event: Event, log: Sequence[Event], run: RunResult) -> Decision:

@@ -63,20 +63,28 @@ class Safepoints:
             every = choose_safepoint_layers(len(group.stages[0].layers), stage_s, self._objectives().ttft_s)
         return group.arm(step.step_id, every, sheds_from)
 
-    def online_arrived(self, state: RequestState, now_ns: int) -> list[Action]:
-        """Keep the deadline of an online request that has just been queued, if that is possible, where the group's
-        newest step has offline requests alone (ConServe Algorithm 2). The newest offline requests sit the next batch
-        out and, if that is not enough, the step is asked to give up; then a record and the order to the first stage's
-        worker are returned.
+    def make_way(self, now_ns: int) -> list[Action]:
+        """Have steps under way make way for the online requests that have come to their groups, be it from outside or
+        from another group, and forget that they came; return the records and orders of that."""
+        came, actions = self._state.changes.came, list[Action]()
+        for request_id in came:
+            state = self._state.requests.get(request_id)
+            group = None if state is None else self._state.groups.get(state.group_id)
+            flight = None if group is None else next(reversed(group.in_flight.values()), None)
+            if state is not None and group is not None and flight is not None and flight.step.safepoint_layers:
+                actions += self._make_way(state, group, flight, now_ns)
+        came.clear()
+        return actions
 
-        A step that may shed its offline rows is asked for that instead (``_ask_to_shed``). Nothing happens without a
-        group, in an idle group, beside a step without safepoints, without an online request that waits for its first
-        token, or while objectives or step times are not known.
+    def _make_way(self, state: RequestState, group: Group, flight: InFlight, now_ns: int) -> list[Action]:
+        """Keep the deadline of an online request that has just been queued, if that is possible, where the group's
+        newest step (``flight``, which has safepoints) has offline requests alone (ConServe Algorithm 2). The newest
+        offline requests sit the next batch out and, if that is not enough, the step is asked to give up; then a record
+        and the order to the first stage's worker are returned.
+
+        A step that may shed its offline rows is asked for that instead (``_ask_to_shed``). Nothing happens without an
+        online request that waits for its first token, or while objectives or step times are not known.
         """
-        group = self._state.groups.get(state.group_id)
-        flight = None if group is None else next(reversed(group.in_flight.values()), None)
-        if group is None or flight is None or not flight.step.safepoint_layers:
-            return []
         if flight.step.sheds_from is not None:
             return self._ask_to_shed(group, flight, state, now_ns)
         view = self._view(group, flight, now_ns)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jettison.core.ladder.dropplans import DropPlanner, required_bytes
-from jettison.core.ladder.forecasts import Question, Saving, lone
+from jettison.core.ladder.forecasts import HORIZON_S, Question, Saving, lone
 from jettison.core.ladder.hooks import Calm
+from jettison.core.ladder.outcomes import Decided
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, Worth, register
 from jettison.core.moving.restoring import Restoring
 from jettison.core.ports import Action, Record
@@ -106,7 +107,7 @@ class DropRung(Rung):
             return []
         actions: list[Action] = []
         if offer.saving is not None:
-            actions += self.means.outcomes.begin(offer.saving.taking, now_ns)
+            actions += self.means.outcomes.begin(Decided("drop_decided", asking, offer.saving.taking), now_ns)
         actions += offer.told
         if offer.plan is None:
             return actions + self.means.ask_way(self, self._state.groups[asking].worker_ids, offer.why, now_ns)
@@ -242,7 +243,9 @@ class DropRung(Rung):
         question = Question.of(self.means, now_ns) if self._weighs and not self._fits_nowhere(asker) else None
         asking = {g.group_id for g in overloaded}
         best: tuple[DropPlan, Saving, int] | None = None
-        for plan in self._plans(free, required, asker.group_id, wait_s):
+        # Where the forecast decides, no pull takes longer than it looks ahead, over links of known rates.
+        most_pull_s = wait_s if question is None else min(wait_s, HORIZON_S)
+        for plan in self._plans(free, required, asker.group_id, most_pull_s):
             relieving = [m for m in plan.merges if asker.group_id in m.sources or not asking.isdisjoint(m.sources)]
             relieving.sort(key=lambda m: asker.group_id not in m.sources)
             if question is None:

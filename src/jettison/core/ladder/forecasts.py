@@ -86,16 +86,21 @@ class Question:
 
     @classmethod
     def of(cls, means: Means, now_ns: int, apart: Collection[WorkerId] = ()) -> Question | None:
-        """On the present groups. ``apart``: members of a restore under way, which is taken to be over; they are asked
-        for by ``lone``. None while step times are not known."""
+        """On the groups that take requests now. ``apart``: members of a restore under way, which is taken to be over;
+        they are asked for by ``lone``. None while step times are not known, and where no group takes requests."""
         outlook, groups = means.loads.outlook, list(means.state.groups.values())
-        others = [g for g in groups if g.worker_ids[0] not in apart]
+        opened = [g for g in groups if not means.moves.is_emptying(g)]
+        serving = {w for g in opened for w in g.worker_ids}
+        others = [g for g in opened if g.worker_ids[0] not in apart]
         lengths = {g.group_id: len(g.stages) for g in others} | {lone(w): 1 for w in apart}
         tokens = outlook.capacity_tokens(others) + outlook.apart_tokens(apart)
-        stay = outlook.arrangement(list(lengths.values()), tokens)
+        stay = outlook.arrangement(list(lengths.values()), tokens) if lengths else None
         if stay is None:
             return None
-        return cls(means, outlook.load(groups), lengths, tokens, stay, _coming(means, now_ns))
+        # The requests of a pipeline that is taken apart go home to its members. Those of a worker that leaves for sleep
+        # run on there: they take nothing of the others' memory, and all that comes goes to these.
+        load = outlook.load([g for g in groups if not serving.isdisjoint(g.worker_ids)], share=1.0)
+        return cls(means, load, lengths, tokens, stay, _coming(means, now_ns))
 
     def merging(self, merges: Iterable[Collection[GroupId]]) -> Saving:
         """What these merges, each of some groups, would save."""
@@ -191,6 +196,13 @@ class TakingApart(NamedTuple):
     """Restored at once."""
     emptied: Forecast
     """Restored once its memory has been emptied for it."""
+
+    def as_fields(self, taken: Forecast) -> dict[str, object]:
+        """For the event log, of one of the alternatives; in request-seconds, and seconds."""
+        return {
+            "stay_request_s": self.staying.cost_request_s, "taken_request_s": taken.cost_request_s,
+            "stay_longest_wait_s": self.staying.longest_wait_s, "taken_longest_wait_s": taken.longest_wait_s,
+        }
 
     @property
     def saved_request_s(self) -> float:

@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import NamedTuple
 
 from jettison.core.ports import Record
 from jettison.core.state import ClusterState
 from jettison.policy.forecast import FIRST_TOKEN, Forecast
-from jettison.types import NANOSECONDS
+from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 OUTCOME_S = 5.0
 """Time after which a forecast is compared with what came: half of its horizon, as the further half depends on arrivals
 that no forecast knows."""
 
 
+class Decided(NamedTuple):
+    """A decision that a forecast was made for."""
+
+    kind: str
+    """Of its log record."""
+    group_id: GroupId | None
+    """The group that it is about; None: no group in particular."""
+    forecast: Forecast
+    """Of what was chosen."""
+    worker_ids: frozenset[WorkerId] | None = None
+    """The workers whose requests the forecast speaks of; None: those of all."""
+
+
 class Watch:
     """Counts the request-seconds that one forecast spoke of, on every tick."""
 
-    def __init__(self, state: ClusterState, forecast: Forecast, now_ns: int) -> None:
-        self._state, self._forecast = state, forecast
+    def __init__(self, state: ClusterState, decided: Decided, now_ns: int) -> None:
+        self._state, self._decided = state, decided
         self._begun_ns = self._seen_ns = now_ns
         self._rate = self._present()
         self._counted = 0.0
 
     def _present(self) -> float:
         """Request-seconds a second, as the forecast counts them: online requests, those without a first token more."""
-        found = 0.0
+        found, only = 0.0, self._decided.worker_ids
         for group in self._state.groups.values():
+            if only is not None and only.isdisjoint(group.worker_ids):
+                continue
             queues = group.queues
-            for each in chain(queues.running.values(), queues.moving.values(), queues.waiting):
+            for each in chain(queues.served(), queues.waiting):
                 if not each.is_offline:
                     found += 1.0 if each.first_token_ns is not None else FIRST_TOKEN
         return found
@@ -45,14 +61,16 @@ class Watch:
     def outcome(self, now_ns: int) -> Record:
         """The log record of what was foreseen and what came, up to now."""
         after_s = (now_ns - self._begun_ns) / NANOSECONDS
+        group_id = self._decided.group_id
         return Record("forecast_outcome", now_ns, {
-            "after_s": after_s, "foreseen_request_s": self._forecast.cost_until(after_s),
-            "seen_request_s": self._counted,
+            "decision": self._decided.kind, **({} if group_id is None else {"group": group_id}), "after_s": after_s,
+            "foreseen_request_s": self._decided.forecast.cost_until(after_s), "seen_request_s": self._counted,
         })  # fmt: skip
 
 
 class Outcomes:
-    """The outcome of the last decision that was made by a forecast."""
+    """The outcome of the last decision that was made by a forecast. The next decision ends it: what comes after that
+    is another forecast's."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
@@ -63,10 +81,10 @@ class Outcomes:
         """Whether the outcome of a forecast is being counted."""
         return self._watch is not None
 
-    def begin(self, forecast: Forecast, now_ns: int) -> list[Record]:
-        """Count what comes of a forecast from now on; return the record of the one before, if it was still counted."""
+    def begin(self, decided: Decided, now_ns: int) -> list[Record]:
+        """Count what comes of a decision from now on; return the record of the one before, if it was still counted."""
         told = self._end(now_ns)
-        self._watch = Watch(self._state, forecast, now_ns)
+        self._watch = Watch(self._state, decided, now_ns)
         return told
 
     def on_tick(self, now_ns: int) -> list[Record]:

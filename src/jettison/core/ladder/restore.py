@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from jettison.core.ladder.forecasts import TakingApart, taking_apart
+from jettison.core.ladder.outcomes import Decided
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.splits import choose_split
 from jettison.core.moving.restoring import Restoring, fits, room_blocks, will_hold
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
+from jettison.policy.forecast import Forecast
 from jettison.policy.overload import Trigger
 from jettison.policy.restore import plan_splits
 from jettison.types import NANOSECONDS, GroupId, WorkerId
@@ -35,6 +37,8 @@ class RestoreOffer(Offer):
 
     max_overflow_blocks: int = 0
     """Most blocks of requests that do not fit at the split, and are computed again; 0: all have to fit."""
+    forecast: TakingApart | None = None
+    """None where there was nothing to weigh."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,10 @@ class RestoreRung(Rung):
         group = self._state.groups[offer.groups[0]]
         match offer:
             case RestoreOffer():
-                actions = self.means.ask_way(self, group.worker_ids, offer.why, now_ns)
+                actions = list[Action]()
+                if offer.forecast is not None:
+                    actions += self._decide("restore_decided", group, offer.forecast, offer.forecast.now, now_ns)
+                actions += self.means.ask_way(self, group.worker_ids, offer.why, now_ns)
                 split = choose_split(self._state, group, self._usual_output, offer.max_overflow_blocks)
                 return actions + self._moves.restore(
                     group, split, now_ns, offer.why, max_overflow_blocks=offer.max_overflow_blocks
@@ -99,9 +106,10 @@ class RestoreRung(Rung):
             case RoomOffer():
                 return self.means.ask_room(self, group, offer.why, now_ns)
             case YieldOffer():
-                record = self._yield(group, offer.forecast, now_ns)
+                group.blocks.cap_admission(self.name, self._fitting_blocks(group))
+                actions = self._decide("yield", group, offer.forecast, offer.forecast.emptied, now_ns)
                 restore = self._moves.restore_of(group)
-                return [record] if restore is None else [record, *self._moves.take_queue_along(restore, now_ns)]
+                return actions if restore is None else [*actions, *self._moves.take_queue_along(restore, now_ns)]
             case CapOffer():
                 group.blocks.uncap_admission(self.name)
                 return []
@@ -200,10 +208,10 @@ class RestoreRung(Rung):
         if found is not None and found.saved_request_s < -AS_GOOD * found.staying.cost_request_s:
             return
         if self._can_split(group):
-            yield RestoreOffer(groups=ids, why="its load fits into its members again")
+            yield RestoreOffer(groups=ids, why="its load fits into its members again", forecast=found)
         elif (overflow := self._overflow_blocks(group, found)) and self._can_split(group, overflow):
             why = "all but a little of its load fits into its members again"
-            yield RestoreOffer(groups=ids, why=why, max_overflow_blocks=overflow)
+            yield RestoreOffer(groups=ids, why=why, max_overflow_blocks=overflow, forecast=found)
         elif self._gives_room and group.queues.holding_offline() and self._can_split(group, without_offline=True):
             yield RoomOffer(groups=ids, why=_ROOM)
 
@@ -246,16 +254,16 @@ class RestoreRung(Rung):
         if found is not None and found.should_empty:
             yield YieldOffer(groups=ids, why="compute binds", forecast=found)
 
-    def _yield(self, group: Group, found: TakingApart, now_ns: int) -> Record:
-        """Cap the group's admission at what its members could hold apart; return the record of that."""
-        group.blocks.cap_admission(self.name, self._fitting_blocks(group))
-        fields = {
-            "group": group.group_id,
-            "stay_request_s": found.staying.cost_request_s,
-            "emptied_request_s": found.emptied.cost_request_s,
-            "cap_blocks": group.blocks.caps.get(self.name),
-        }
-        return Record("yield", now_ns, fields)
+    def _decide(
+        self, kind: str, group: Group, found: TakingApart, taken: Forecast, now_ns: int
+    ) -> list[Action]:
+        """Begin to count what comes of a decision about a merged group; return its record, behind that of the decision
+        before where it ends here."""
+        decided = Decided(kind, group.group_id, taken, frozenset(group.worker_ids))
+        fields = {"group": group.group_id, "workers": list(group.worker_ids)} | found.as_fields(taken)
+        if (cap := group.blocks.caps.get(self.name)) is not None:
+            fields["cap_blocks"] = cap
+        return [*self.means.outcomes.begin(decided, now_ns), Record(kind, now_ns, fields)]
 
     def _can_split(self, group: Group, max_overflow_blocks: int = 0, *, without_offline: bool = False) -> bool:
         """Whether some way of splitting holds all requests of the group, now and at their foreseen lengths, but for

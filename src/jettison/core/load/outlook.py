@@ -76,28 +76,28 @@ class Outlook:
             period = _longest(period, stage)
         return Timed(num_instances, num_stages, step, period)
 
-    def load(self, groups: Sequence[Group]) -> Load:
-        """The online requests of these groups, and those that are expected to come to them."""
+    def load(self, groups: Sequence[Group], share: float | None = None) -> Load:
+        """The online requests of these groups, and those that are expected to come to them: ``share`` of all that come
+        to the cluster, or None: by their instances. A request with its KV in a host pool waits for memory, as those do
+        that have not been admitted."""
         held = chain.from_iterable((*g.queues.running.values(), *g.queues.moving.values()) for g in groups)
         present = sorted((s for s in held if not s.is_offline), key=_came)
         lengths = AnswerLengths(self._traffic.answers, [s.num_output for s in present])
-        waiting = sorted(chain.from_iterable(g.queues.waiting for g in groups), key=_came)
+        kept_out = chain.from_iterable((*g.queues.waiting, *g.queues.stored.values()) for g in groups)
+        waiting = sorted((s for s in kept_out if not s.is_offline), key=_came)
+        if share is None:
+            share = sum(len(g.stages) for g in groups) / max(1, self._state.alive_workers()[0])
         return Load(
-            [self._seen(s, lengths) for s in present],
-            [self._waits(s, lengths) for s in waiting],
-            self._arrivals(groups, lengths), (self._state.limits.block_size - 1) / 2,
+            [self._seen(s, lengths) for s in present], [self._seen(s, lengths) for s in waiting],
+            self._arrivals(share, lengths), (self._state.limits.block_size - 1) / 2,
         )
 
     def _seen(self, state: RequestState, lengths: AnswerLengths) -> Seen:
-        """A running request: it ends as answers do that got as long as it has."""
+        """A request as it is: it ends as answers do that got as long as it has."""
         return Seen(
             state.num_tokens, state.num_tokens - state.num_computed, self._left(state, lengths),
             state.first_token_ns is not None,
         )
-
-    def _waits(self, state: RequestState, lengths: AnswerLengths) -> Seen:
-        left = self._left(state, lengths)
-        return Seen(state.num_tokens, state.num_tokens, left, state.first_token_ns is not None)
 
     def _left(self, state: RequestState, lengths: AnswerLengths) -> float:
         """Tokens that a request is still expected to get. Requests are spread over all lengths that are possible, so
@@ -105,10 +105,8 @@ class Outlook:
         got, most = state.num_output, state.request.params.max_tokens
         return max(1.0, min(lengths.at(evenly(state.order[-1]), got), most) - got)
 
-    def _arrivals(self, groups: Iterable[Group], lengths: AnswerLengths) -> Arrivals:
-        """These groups' share of what comes to the cluster, by their instances."""
-        num_alive, _ = self._state.alive_workers()
-        share = sum(len(g.stages) for g in groups) / max(1, num_alive)
+    def _arrivals(self, share: float, lengths: AnswerLengths) -> Arrivals:
+        """This share of what comes to the cluster."""
         lately, usually, lasted_s, prompt = self._traffic.rates()
         outputs = [lengths.at(evenly(index)) for index in range(NUM_LENGTHS)]
         return Arrivals(share * lately, share * usually, lasted_s, prompt, outputs)

@@ -216,6 +216,8 @@ class Recoveries:
                 elsewhere = self._cluster.groups.get(state.group_id)
                 if elsewhere is not group and elsewhere is not None and state.ending is None:  # a guest
                     elsewhere.queues.note_suspect(state)
+        for flight in group.in_flight.values():
+            group.slices.lose(flight, Discard.LOST)
         group.in_flight.clear()
         group.slices.discard(Discard.LOST)
         states = group.queues.take_all()

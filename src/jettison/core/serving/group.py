@@ -445,6 +445,7 @@ class Group:
         self.queues.note_change()
         flight = self.in_flight.pop(step_id)
         end_chunks(flight.guests, self.blocks, are_computed=False)
+        self.slices.lose(flight, Discard.FAILED)
         for row in flight.own_rows:
             row.state.num_pending -= row.num_tokens
         return [row.state for row in flight.own_rows]

@@ -61,6 +61,7 @@ class Queues:
         self._touched, self._freer = changes.touched, changes.freer
         self._queued, self._queued_online = changes.queued, changes.queued_online
         self._harvesting = changes.harvesting
+        self._came = changes.came
         self._stir = changes.stir
         self.offline_holders: set[Holder] = set()
         """Owners that keep offline requests from being admitted and from coming back from host pools. ``Group.hold``
@@ -210,6 +211,8 @@ class Queues:
         self._touched.add(self._group_id)
         self._queued.add(self._group_id)
         self._stir(state.request_id)
+        if not state.is_offline and state.group_id != self._group_id:
+            self._came.append(state.request_id)
         state.group_id = self._group_id
         state.phase = Phase.WAITING
         self.note_suspect(state)

@@ -126,9 +126,20 @@ class Slices:
         self._group.queues.note_change()
         for row in kept.rows:
             row.state.num_pending -= row.num_tokens
+        self._note_discarded(why, kept.num_tokens, kept.num_layers)
+
+    def lose(self, flight: InFlight, why: Discard) -> None:
+        """Count the slice that a step in flight goes on with, if it does, as given up: the step has failed. The caller
+        takes the tokens of its rows back."""
+        step = flight.step
+        num_tokens = sum(row.num_tokens for row in step.rows[step.sheds_from :])
+        if step.resumes is not None and num_tokens:  # shed once more, its rows are a slice of their own
+            self._note_discarded(why, num_tokens, step.resumes.num_layers)
+
+    def _note_discarded(self, why: Discard, num_tokens: int, num_layers: int) -> None:
         self._group.counters.num_discarded_slices += 1
-        self._group.counters.num_discarded_tokens += kept.num_tokens
-        self._changes.discarded.append(Discarded(self._group.group_id, why, kept.num_tokens, kept.num_layers))
+        self._group.counters.num_discarded_tokens += num_tokens
+        self._changes.discarded.append(Discarded(self._group.group_id, why, num_tokens, num_layers))
 
     def check(self) -> None:
         """Check that the tokens of what is kept are under way. Raises AssertionError."""

@@ -228,8 +228,8 @@ _SENTENCES: dict[str, tuple[str, Callable[[Fields], str]]] = {
 }  # fmt: skip
 
 UNTOLD = frozenset({
-    "chunk_overtaken", "forecast_outcome", "packed", "queue_served", "slice_computed", "slice_discarded", "step_shed",
-    "step_shed_asked", "step_abandon_asked", "waking",
+    "chunk_overtaken", "forecast_outcome", "packed", "queue_served", "restore_decided", "slice_computed",
+    "slice_discarded", "step_shed", "step_shed_asked", "step_abandon_asked", "waking",
 })  # fmt: skip
 """Kinds that the page leaves out: several a second, or told by another one."""
 

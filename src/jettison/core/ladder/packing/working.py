@@ -15,8 +15,9 @@ MOST_ROWS = 64
 
 def work_of(cluster: ClusterState, full_blocks: int) -> Work | None:
     """What a decoding request, and a block of KV, add to a step of a group with so many blocks, and what they may add
-    together: decodes take no more of the objective for a token than prompts leave them. None while steps or the
-    objective are not known."""
+    together: decodes take no more of the objective for a token than prompts leave them or, where a step of one request
+    takes most of that already, as large a part of what it leaves of the rest. None while steps or the objective are not
+    known, and where no step keeps to the objective: memory alone is packed then."""
     seconds_of = cluster.predictor.decoding(LONE_STEP)
     tpot_s = objectives(cluster.params.offline.slo, cluster.predictor).tpot_s
     if seconds_of is None or tpot_s is None:
@@ -25,5 +26,7 @@ def work_of(cluster: ClusterState, full_blocks: int) -> Work | None:
     lone_s, deep_s, wide_s = seconds_of(1, 0), seconds_of(1, num_tokens), seconds_of(rows, num_tokens)
     row_s = max(0.0, wide_s - deep_s) / (rows - 1)
     block_s = max(0.0, deep_s - lone_s) / full_blocks
-    most_s = max(0.0, AHEAD_SHARE * tpot_s - (lone_s - row_s))
+    if lone_s >= tpot_s:
+        return None
+    most_s = max(AHEAD_SHARE * tpot_s - lone_s, AHEAD_SHARE**2 * (tpot_s - lone_s)) + row_s
     return Work(*(round(seconds * NANOSECONDS) for seconds in (row_s, block_s, most_s)))

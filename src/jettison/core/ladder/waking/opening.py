@@ -82,7 +82,8 @@ class Opening:
             return len(leaving)
         groups, each = self.serving(), [group.blocks.capacity for group in leaving]
         num_blocks = sum(group.blocks.capacity for group in groups)
-        spare = num_blocks - sum(self._need_blocks(groups, opening_s, num_blocks - each[0]))
+        ahead_s = opening_s + 2.0 * LOOK_S  # past what the next look sees, which would open one of them again
+        spare = num_blocks - sum(self._need_blocks(groups, ahead_s, num_blocks - each[0]))
         return sum(blocks <= spare for blocks in accumulate(each))
 
     def _need_blocks(self, groups: Sequence[Group], ahead_s: float, enough: int) -> tuple[int, int]:

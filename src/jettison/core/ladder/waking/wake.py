@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from jettison.core.ladder.dropplans import block_bytes, required_bytes
 from jettison.core.ladder.forecasts import Question, Saving
 from jettison.core.ladder.hooks import Calm
+from jettison.core.ladder.outcomes import Decided
 from jettison.core.ladder.prompts import num_for_arrivals, prompt_rate_of
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.waking.backlog import PricedWork, woken_fields
@@ -179,7 +180,8 @@ class WakeRung(Rung):
             self._spreading.note_woken(worker_ids)
         actions: list[Action] = [Record("wake_decided", now_ns, fields)]
         if offer.saving is not None:
-            actions += self.means.outcomes.begin(offer.saving.taking, now_ns)
+            group_id = offer.groups[0] if offer.groups else None
+            actions += self.means.outcomes.begin(Decided("wake_decided", group_id, offer.saving.taking), now_ns)
         for number, worker_id in enumerate(worker_ids):
             self._dozing.note_woken(worker_id, now_ns, is_news=not number or not offer.is_for_offline)
             has_process = self._state.workers[worker_id].is_provisioned
