@@ -178,3 +178,82 @@ def test_destinations_of_packing_and_relief_are_as_far_as_their_networks() -> No
     assert distance(0, 0) == NEAR < distance(0, 2) == FAR < distance(0, 1)
     alike = machine_distance(four(TWO_MACHINES).core.state)
     assert (alike(1, 1), alike(0, 1)) == (NEAR, FAR)
+
+
+# --- hosts that have joined since
+
+ALIKE = dict.fromkeys(ONE_BEHIND, 125e6)
+"""At 1 Gbit/s."""
+
+
+def joined(networks: Mapping[tuple[int, int], float]) -> FakeCluster:
+    """A fourth host, of which no probe has measured anything."""
+    cluster = FakeCluster(num_workers=4, auto_restore=False)
+    found = replace(
+        cluster.core.params, machine_of={**APART, 3: 3}, networks=networks, has_profiled_links=False
+    )
+    cluster.core.reconfigure(found)
+    return cluster
+
+
+def both_ways(cluster: FakeCluster, one: int, other: int, bytes_per_s: float) -> None:
+    for link in ((one, other), (other, one)):
+        cluster.core.state.link_rate(link).observe(round(bytes_per_s), 1.0)
+
+
+def test_a_pair_of_which_nothing_is_known_is_as_far_as_the_slowest() -> None:
+    cluster = joined(ONE_BEHIND)
+    links, distance = known_links(cluster.core.state), machine_distance(cluster.core.state)
+    assert links is not None
+    for host in range(3):
+        assert links.distance(3, host) == links.distance(host, 3) == links.distance(0, 1) > links.distance(0, 2)
+        assert distance(3, host) == distance(host, 3) == distance(0, 1)
+    assert distance(3, 3) == NEAR
+    assert PullRates(cluster.core.state).of((3, 0)) is None, "no pull of which the time is not known"
+
+
+def test_transfers_say_what_lies_between_a_host_that_has_joined_and_the_others() -> None:
+    cluster = joined(ALIKE)
+    kept = machine_distance(cluster.core.state)
+    assert known_links(cluster.core.state) is None and kept(0, 3) == FAR
+    both_ways(cluster, 0, 3, 25e6)  # 200 Mbit/s
+    links = known_links(cluster.core.state)
+    assert links is not None
+    assert links.distance(0, 3) == links.distance(3, 0) == kept(3, 0) > kept(0, 1) == links.distance(0, 1) == FAR
+    assert kept(3, 1) == FAR, "of that pair nothing is known"
+
+
+def test_a_host_that_has_joined_by_a_fast_network_is_no_longer_as_far_as_the_slowest() -> None:
+    cluster = joined(ONE_BEHIND)
+    both_ways(cluster, 2, 3, 60e6)  # it shared a port
+    links, distance = known_links(cluster.core.state), machine_distance(cluster.core.state)
+    assert links is not None and links.distance(2, 3) == distance(3, 2) == FAR < links.distance(1, 3)
+
+
+def test_equal_rates_are_equally_far_whichever_way_they_were_measured() -> None:
+    cluster = joined(ONE_BEHIND)
+    both_ways(cluster, 1, 3, 20e6)
+    distance = machine_distance(cluster.core.state)
+    assert distance(1, 3) == distance(1, 0)
+
+
+def test_a_function_that_a_packer_keeps_follows_what_becomes_known() -> None:
+    cluster = joined(ALIKE)
+    kept = machine_distance(cluster.core.state)
+    assert kept(0, 3) == FAR
+    cluster.core.reconfigure(replace(cluster.core.params, networks={**ALIKE, (0, 3): 25e6}))
+    assert kept(0, 3) == FAR + 2 == kept(3, 0), "as far as the slowest that a probe has measured"
+    both_ways(cluster, 0, 3, 125e6)
+    assert kept(0, 3) == FAR + 2 > kept(3, 0) == FAR, "what a probe has measured stays"
+
+
+@pytest.mark.parametrize(("bytes_per_s", "pair"), [(25e6, (0, 2)), (125e6, (0, 1))])
+def test_a_host_that_has_joined_is_a_partner_as_its_network_is(bytes_per_s: float, pair: tuple[int, int]) -> None:
+    """By its number alone, 1 would be the first partner."""
+    cluster = joined({(src, dst): 125e6 for src in (0, 2, 3) for dst in (0, 2, 3) if src != dst})
+    for host in (0, 2, 3):
+        both_ways(cluster, host, 1, bytes_per_s)
+    cluster.order("drop")
+    cluster.run()
+    assert pair in members(cluster)
+    cluster.expect_nothing_left()

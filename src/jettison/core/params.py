@@ -119,7 +119,7 @@ class ClusterParams:
     """Rate of links inside one machine, where they differ from the profiled ones; for requests that move."""
     networks: Mapping[tuple[MachineId, MachineId], float] = field(default_factory=dict)
     """Bytes per second from one machine to another, by (from, to), as measured at the start, when nothing else was on
-    the way. Pairs that are not there were not measured; empty: all workers are on one machine."""
+    the way. Pairs that are not there were not measured; empty: all workers were on one machine then."""
     faults: FaultParams = field(default_factory=FaultParams)
     awake: AwakeParams = field(default_factory=AwakeParams)
     provision: ProvisionParams = field(default_factory=ProvisionParams)

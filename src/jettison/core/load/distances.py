@@ -3,7 +3,9 @@ measured at the start, or else from transfers.
 
 ``ClusterParams.machine_of`` has each worker's machine: in a simulated cluster from its topology, in a live one from the
 hosts of its workers. ``ClusterParams.networks`` has the rates between machines of a live cluster, from probes before it
-serves. Without these a network's rate is learned from the KV that exchanges have sent over it.
+serves. Without these a network's rate is learned from the KV that exchanges have sent over it. So is that of a pair of
+machines that no probe has measured, as a host has joined since; until its first transfer such a pair counts as the
+slowest that a probe has measured. A probe of a host that joins would write into blocks of workers that serve.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from itertools import permutations
+from typing import cast
 
 from jettison.core.state import ClusterState
 from jettison.policy.links import FAR, NEAR, Links, MachineDistance, MachineId, one_or_another
@@ -40,12 +45,24 @@ def known_links(cluster: ClusterState) -> Links | None:
 
 
 def machine_distance(cluster: ClusterState) -> MachineDistance:
-    """Between machines, by what was measured at the start; without that all networks are alike."""
+    """Between machines, by what was measured at the start (and by transfers, where a host has joined since), as it is
+    when the distance is asked for; where nothing was measured when this is called, all networks are alike."""
     if not cluster.params.networks:
         return one_or_another
-    known = further_than_far(cluster.params.networks, QUIET_SLOWER)
-    further: dict[tuple[Hashable, Hashable], float] = dict(known.items())
-    return lambda src, dst: NEAR if src == dst else further.get((src, dst), FAR)
+    classes = _Classes.of(cluster.params.networks)
+
+    def distance(src: Hashable, dst: Hashable) -> float:
+        nonlocal classes
+        if src == dst:
+            return NEAR
+        if classes.networks is not cluster.params.networks:  # a packer keeps this function for long
+            classes = _Classes.of(cluster.params.networks)
+        pair = cast(tuple[MachineId, MachineId], (src, dst))
+        if pair in classes.networks:
+            return classes.further.get(pair, FAR)
+        return classes.unmeasured(network_rates(cluster).get(pair))
+
+    return distance
 
 
 def network_rates(cluster: ClusterState) -> dict[tuple[MachineId, MachineId], float]:
@@ -62,10 +79,40 @@ def network_rates(cluster: ClusterState) -> dict[tuple[MachineId, MachineId], fl
 
 def _slow_networks(cluster: ClusterState) -> dict[tuple[MachineId, MachineId], float]:
     """Distances of the pairs of machines, by (from, to), that are further than ``FAR``: by what was measured at the
-    start, which stays as it is; else by what transfers have measured (``network_rates``)."""
-    if cluster.params.networks:
-        return further_than_far(cluster.params.networks, QUIET_SLOWER)
-    return further_than_far(network_rates(cluster), SLOWER)
+    start, which stays as it is; of pairs that were not, by what transfers have measured (``network_rates``)."""
+    networks, shown = cluster.params.networks, network_rates(cluster)
+    if not networks:
+        return further_than_far(shown, SLOWER)
+    classes, machine = _Classes.of(networks), Links(cluster.params.machine_of).machine
+    found = dict(classes.further)
+    for pair in permutations({machine(worker_id) for worker_id in cluster.workers}, 2):
+        if pair not in networks and (distance := classes.unmeasured(shown.get(pair))) > FAR:
+            found[pair] = distance
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Classes:
+    """Kinds of networks where some were measured at the start."""
+
+    networks: Mapping[tuple[MachineId, MachineId], float]
+    """What was measured."""
+    further: Mapping[tuple[MachineId, MachineId], float]
+    """Distances of the measured pairs that are further than ``FAR``."""
+
+    @classmethod
+    def of(cls, networks: Mapping[tuple[MachineId, MachineId], float]) -> _Classes:
+        """Of these rates."""
+        return cls(networks, further_than_far(networks, QUIET_SLOWER))
+
+    def unmeasured(self, shown: float | None) -> float:
+        """Of a pair without a measured rate. ``shown``: bytes per second that transfers have reached; None: no transfer
+        has ended, and a fast network must not be left for this one."""
+        if shown is None:
+            return max(self.further.values(), default=FAR)
+        slower = max(self.networks.values(), default=0.0) / shown
+        # Steps as long as those of measured pairs, so that equal rates are equally far.
+        return FAR if slower < SLOWER else FAR + math.floor(math.log(slower, QUIET_SLOWER))
 
 
 def further_than_far(
