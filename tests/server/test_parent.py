@@ -106,6 +106,9 @@ PROGRAM = textwrap.dedent("""
         heritage = line.heritage
         epoch = 0 if heritage is None else heritage.epoch
         note("controller", os.getpid(), epoch, line.weights)
+        if heritage is not None:
+            note("networks", os.pread(heritage.networks_fd, 100, 0), os.get_inheritable(heritage.networks_fd))
+            os.pwrite(heritage.networks_fd, b"of-%d" % epoch, 0)
         if sys.argv[4:]:
             papers = heritage.authority.papers_for(Identity(3, epoch))
             note("papers", *(part.hex() for part in papers))
@@ -222,6 +225,15 @@ def test_a_killed_controller_is_followed_by_one_of_a_higher_epoch_that_serves_th
         assert [each[1:] for each in made.controllers()] == [["1", "None"], ["2", "weights"]]
         made.process.send_signal(signal.SIGTERM)
         assert made.ended() == 0 and is_gone(second) and not folders(tmp_path)
+
+
+def test_each_controller_finds_what_the_one_before_has_left_of_networks(tmp_path):
+    with server(tmp_path, "serves") as made:
+        for epoch in (1, 2):
+            os.kill(made.serving(epoch), signal.SIGKILL)
+        made.serving(3)
+        found = [line.split()[1:] for line in made.lines() if line.startswith("networks")]
+        assert found == [["b''", "False"], ["b'of-1'", "False"], ["b'of-2'", "False"]]
 
 
 def test_one_that_fails_on_its_way_back_is_followed_by_another(tmp_path):

@@ -10,18 +10,20 @@ from jettison.config import EngineConfig
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.spawner import Spawner
+from jettison.live.host.heritage import Heritage
 from jettison.types import Request, SamplingParams
 from waiting import PATIENCE_S
 
 
-def engine_of(folder: Path, spawner: Spawner | None, **flags: object) -> Engine:
+def engine_of(folder: Path, spawner: Spawner | None, heritage: Heritage | None = None, **flags: object) -> Engine:
     base: dict[str, object] = {
         "model": str(folder), "memory": "64MiB", "page_size": 4096, "block_size": 8, "max_num_seqs": 32,
         "max_num_batched_tokens": 64, "num_threads": 1, "dtype": "float64", "exchange": "transfer",
         "exchange_piece_bytes": 1 << 14, "restore_dwell_ms": 100,
     } | flags  # fmt: skip
     sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
-    return Engine(EngineConfig.resolve(**base | {"memory": sized.memory_for_blocks(200)}), spawner)  # type: ignore[arg-type]
+    config = EngineConfig.resolve(**base | {"memory": sized.memory_for_blocks(200)})  # type: ignore[arg-type]
+    return Engine(config, spawner, heritage)
 
 
 async def until(holds: Callable[[], object]) -> None:

@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 from far_keepers import ProcessPlacer
+from host_engines import engine_of, until
 from test_crew import CHILD, Stage
 
+from jettison.device.model.create import create_model
 from jettison.device.model.identity import WeightsIdentity
+from jettison.live.engine import link_classes
 from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.host.heritage import Heritage, control_path
 from jettison.live.wire import messages as m
@@ -43,8 +46,9 @@ class Parent:
         self.orphan_timeout_s = PATIENCE_S
         self.control = unix_listener(control_path(folder))
         self.far_control = None
+        self.networks_fd = os.memfd_create("test")
 
-    def heritage(self, signer):
+    def heritage(self, signer=None):
         self.epoch += 1
 
         def keep(listener):
@@ -55,9 +59,10 @@ class Parent:
             signature=(signer or self.signer).sign(SECRET, self.epoch), public_key=self.signer.public,
             orphan_timeout_s=self.orphan_timeout_s, parent_pid=self.pid, door=None, keep_door=lambda door: None,
             authority=self.authority, far_control=None if self.far_control is None else self.far_control.dup(),
-            keep_far_control=keep)
+            keep_far_control=keep, networks_fd=self.networks_fd)
 
     def close(self):
+        os.close(self.networks_fd)
         for each in (self.control, self.far_control):
             if each is not None:
                 each.close()
@@ -97,17 +102,21 @@ class Controller(Stage):
         return self
 
     async def die(self):
-        door, tasks = self.spawner._server, list(self.spawner._tasks)
-        for task in (self.crew._listening, door._listening, *tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, door._listening, return_exceptions=True)
-        self.crew._server.close()
-        door._writer.transport.abort()
+        await killed(self.crew, self.spawner)
 
     async def leave(self):
         """Of one that has not started."""
         await self.spawner._server.close()
         self.spawner._heritage.far_control.close()
+
+
+async def killed(crew, spawner):
+    door, tasks = spawner._server, list(spawner._tasks)
+    for task in (crew._listening, door._listening, *tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, door._listening, return_exceptions=True)
+    crew._server.close()
+    door._writer.transport.abort()
 
 
 def ends_of(pids):
@@ -211,3 +220,39 @@ async def test_they_end_with_the_parent(parent, placers):
     process.kill()
     await process.wait()
     await gone(ends)
+
+
+# --- with a model
+
+
+async def test_what_was_measured_between_hosts_outlives_the_controller(parent, placers, tmp_path, monkeypatch):
+    monkeypatch.setattr(link_classes, "PATIENCE_S", PATIENCE_S)
+    folder = tmp_path / "model"
+    create_model(folder, arch="qwen2", layers=2, hidden=32, heads=4, kv_heads=2, max_position_embeddings=128)
+
+    def controller(names):
+        placers.append(ProcessPlacer(host_of=lambda worker: names[worker]))
+        heritage = parent.heritage()
+        spawner = FarSpawner(placers[-1], lease_s=LEASE_S, heritage=heritage)
+        return engine_of(folder, spawner, heritage, instances=3, worker_heartbeat_timeout=0, worker_step_timeout=0)
+
+    first = controller("abc")
+    await first.start()
+    measured = first.core.params.networks
+    assert len(measured) == 6 and set(first.core.params.machine_of.values()) == {0, 1, 2}
+    ends = ends_of([first._crew.pids[0]])
+    first._ticker.cancel()
+    await first._restarter.close()
+    await killed(first._crew, first._spawner)
+    placers[0].signal(0, signal.SIGKILL)  # a host's number is another one while the first one is away
+    await gone(ends)
+    second = controller("abc")
+    try:
+        await second.start()
+        kept = {machine: second._spawner.hosts().index("abc"[machine]) for machine in (1, 2)}
+        assert all(second.core.params.networks[kept[a], kept[b]] == measured[a, b] for a, b in ((1, 2), (2, 1)))
+        await until(lambda: all(w.alive for w in second.core.state.workers.values()))
+        assert len(second.core.params.networks) == 6
+        assert sorted(second.core.params.networks.values()) == sorted(measured.values())
+    finally:
+        await second.close()

@@ -121,8 +121,7 @@ class Engine:
         faults = self._config.faults
         self._loading = LoadingWatch(assembly.parameter_bytes)
         num_at_start, begun_ns = self._config.instances, time.monotonic_ns()
-        spawner = self._spawner or spawner_of(
-            self._config.hosts, assembly.worker_specs, num_at_start, self._heritage)
+        spawner = self._spawner or spawner_of(self._config.hosts, assembly.worker_specs, num_at_start, self._heritage)
         self._crew = Crew(
             assembly.worker_specs, spawner, self._on_worker_event, self._on_worker_exit, num_at_start=num_at_start,
             patience=Patience(faults.worker_heartbeat_timeout_s, faults.worker_step_timeout_s), heritage=self._heritage,
@@ -148,8 +147,8 @@ class Engine:
         )
         self._suspects = Suspects(self._crew, core.state)
         self._provisioner = Provisioner(
-            self._crew, self._restarter, spawner, self._forget_info, names_machines=not self._config.overload.machines
-        )
+            self._crew, self._restarter, spawner, self._forget_info,
+            names_machines=not self._config.overload.machines, heritage=self._heritage)
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
         driver = CoreDriver(
@@ -160,6 +159,7 @@ class Engine:
             await self._warm_up.run(core)
             self._warm_up = None
             driver.on_start(ready, time.monotonic_ns())
+        self._provisioner.begin(core)
         self._driver, self._orders = driver, Orders(driver, self._crew)
         fill_kept(ready, missing, driver, self._crew.life, self._handle, self._restarter.worker_lost)
         self._ticker = asyncio.create_task(self._tick(), name="jettison-ticker")

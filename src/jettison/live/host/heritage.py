@@ -1,6 +1,6 @@
 """What outlives a controller on its host: sockets, the cluster's secret, and the fork server with its workers; where
-workers are on other hosts, the authority of their certificates. The server's parent keeps it, and each controller has
-it from there."""
+workers are on other hosts, the authority of their certificates, and what networks between hosts carry. The server's
+parent keeps it, and each controller has it from there."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ class Heritage:
     """The listening socket of control channels from other hosts, which an earlier controller has opened."""
     keep_far_control: Callable[[socket.socket], None] | None = None
     """Has the parent keep the one that this controller has opened."""
+    networks_fd: int | None = None
+    """Of the memory file in which controllers keep what networks between hosts carry (``engine.known_networks``)."""
 
     def listener_at(self, address: str) -> socket.socket:
         """For control channels: one that is kept, or a new one that is from now on. Raises OSError, ValueError."""

@@ -42,6 +42,8 @@ class Kept:
     public_key: bytes
     """For the signatures of this process, its parent's (``transport.succession``)."""
     parent_pid: int
+    networks_fd: int
+    """Of a memory file in which controllers keep what networks between hosts carry. Each inherits it at its fork."""
     authority_pem: bytes | None = None
     """Of certificates, where workers may be on other hosts."""
     door: socket.socket | None = None
@@ -57,7 +59,7 @@ class Kept:
         return cls(
             folder, unix_listener(channel_path(str(folder))), unix_listener(forward_path(str(folder))),
             unix_listener(control_path(folder)), secrets.token_bytes(32), port, orphan_timeout_s, public_key,
-            os.getpid(), authority_pem)
+            os.getpid(), os.memfd_create("jettison-networks"), authority_pem)
 
     def with_door(self, fd: int) -> Kept:
         """With the door behind this descriptor instead of the one before."""

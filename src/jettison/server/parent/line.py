@@ -43,7 +43,8 @@ class ParentLine:
             public_key=kept.public_key, orphan_timeout_s=kept.orphan_timeout_s, parent_pid=kept.parent_pid,
             door=kept.door, keep_door=lambda door: self._say(o.Door(), door.fileno()),
             authority=_authority(kept, signing), far_control=kept.far_control,
-            keep_far_control=lambda listener: self._say(o.FarControl(), listener.fileno()))
+            keep_far_control=lambda listener: self._say(o.FarControl(), listener.fileno()),
+            networks_fd=kept.networks_fd)
         """For its workers; None where they end with it."""
         self.stop = asyncio.Event()
         self.force = asyncio.Event()
