@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import sys
+from types import SimpleNamespace
 
 import msgspec
+import pytest
 
 from jettison.live.host.keeper_actor import KeeperActor
 from jettison.live.host.placer import KeeperActor as WhatTheDriverSends
-from jettison.live.wire.host_orders import KeeperPost
+from jettison.live.machine.identity import machine_name
+from jettison.live.wire.host_orders import KeeperPost, Place
 from jettison.transport.authority import Authority
 
 
@@ -28,3 +33,21 @@ def test_it_starts_a_keeper_that_asks_for_a_certificate_and_sees_its_end():
     actor._process.stdin.close()  # it is given up
     actor.run()
     actor._process.stdout.close()
+
+
+def place_told_by(node_id: str, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """What an actor on a node of Ray's tells its keeper."""
+    node = SimpleNamespace(get_node_id=lambda: node_id)
+    ray = SimpleNamespace(
+        util=SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1"), get_runtime_context=lambda: node
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    actor, told = KeeperActor(), io.BytesIO()
+    actor._process = SimpleNamespace(stdin=told)
+    actor.admit("-----BEGIN")
+    return msgspec.json.decode(told.getvalue(), type=Place)
+
+
+def test_a_machine_whose_ray_was_started_again_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = (place_told_by(node, monkeypatch) for node in ("f00d", "beef"))
+    assert before == after and before.host == machine_name("10.0.0.1") and before.ip == "10.0.0.1"

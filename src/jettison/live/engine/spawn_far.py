@@ -18,9 +18,9 @@ import msgspec
 from jettison.errors import JettisonError
 from jettison.live.engine.host_door import HostDoor
 from jettison.live.engine.spawner import HostName
-from jettison.live.host.far_keeper import process_table
 from jettison.live.host.heritage import Heritage
 from jettison.live.host.keeper import Addresses, Adopted
+from jettison.live.machine.identity import process_table
 from jettison.live.wire import host_orders as h
 from jettison.live.wire.heartbeat import Patience, why_hung
 from jettison.live.wire.lease import LeaseTimes

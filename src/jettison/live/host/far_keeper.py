@@ -25,6 +25,7 @@ import msgspec
 
 from jettison.errors import LinkDownError
 from jettison.live.host.keeper import WORKER_COMMAND, Child, Keeper
+from jettison.live.machine.identity import process_table
 from jettison.live.machine.netns import Placement
 from jettison.live.machine.run_folder import RunFolder
 from jettison.live.wire import host_orders as h
@@ -39,12 +40,6 @@ from jettison.transport.tls import Papers, check_shown, dialling_context, name_s
 log = logging.getLogger(__name__)
 
 _CARD_VARIABLE = "CUDA_VISIBLE_DEVICES"
-
-
-def process_table() -> str:
-    """Names the table of process ids of this process: of one boot and one namespace."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{file.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
 
 
 class FarKeeper:

@@ -9,6 +9,7 @@ import sys
 import msgspec
 
 from jettison.live.host.keeper import worker_environment
+from jettison.live.machine.identity import machine_name
 from jettison.live.wire.host_orders import Place
 
 _KEEPER_COMMAND = (sys.executable, "-P", "-m", "jettison.live.host.far_keeper", "--detach")
@@ -41,11 +42,10 @@ class KeeperActor:
 
     def admit(self, certificate_pem: str) -> None:
         """Bring it its certificate, and tell it where it is. Raises OSError."""
-        import ray
-
         assert self._process is not None and self._process.stdin is not None
-        node = ray.get_runtime_context().get_node_id()
-        place = Place(host=node, ip=self.ip(), certificate_pem=certificate_pem)
+        ip = self.ip()
+        # Not Ray's name of the node: a machine whose Ray was started again has another one, and the keepers of before.
+        place = Place(host=machine_name(ip), ip=ip, certificate_pem=certificate_pem)
         self._process.stdin.write(msgspec.json.encode(place) + b"\n")
         self._process.stdin.flush()
 
