@@ -209,7 +209,11 @@ def test_a_pair_of_which_nothing_is_known_is_as_far_as_the_slowest() -> None:
         assert links.distance(3, host) == links.distance(host, 3) == links.distance(0, 1) > links.distance(0, 2)
         assert distance(3, host) == distance(host, 3) == distance(0, 1)
     assert distance(3, 3) == NEAR
-    assert PullRates(cluster.core.state).of((3, 0)) is None, "no pull of which the time is not known"
+    rates = PullRates(cluster.core.state)
+    assert rates.of((3, 0)) is None, "no pull of which the time is not known"
+    assert (rates.slowest([2, 3]), rates.slowest([0, 2]), rates.slowest([3])) == (20e6, 100e6, 1e9)
+    both_ways(cluster, 2, 3, 60e6)
+    assert PullRates(cluster.core.state).slowest([2, 3]) == 60e6
 
 
 def test_transfers_say_what_lies_between_a_host_that_has_joined_and_the_others() -> None:

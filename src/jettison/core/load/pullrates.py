@@ -8,6 +8,7 @@ were not measured at the start, the exchange of the first drop between two machi
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import permutations
 
 from jettison.core.load.distances import network_rates
 from jettison.core.state import ClusterState
@@ -58,8 +59,8 @@ class PullRates:
 
     def slowest(self, worker_ids: Iterable[WorkerId]) -> float:
         """Bytes per second of the slowest measured link between these workers, or of a network between their machines
-        that was measured at the start; without one, shared memory's rate. Where links were profiled, the profiled
-        rate."""
+        that was measured at the start; a network of which nothing is known counts as the slowest of those. Without any,
+        shared memory's rate. Where links were profiled, the profiled rate."""
         if self._profiled is not None:
             return self._profiled
         among = set(worker_ids)
@@ -67,6 +68,8 @@ class PullRates:
             rate.bytes_per_s for link, rate in self._cluster.link_rates.items()
             if rate.bytes_per_s is not None and among.issuperset(link)
         ]
-        machines = {self._machine(w) for w in among}
-        measured += [r for pair, r in self._cluster.params.networks.items() if machines.issuperset(pair)]
+        machines, networks = {self._machine(w) for w in among}, self._cluster.params.networks
+        measured += [r for pair, r in networks.items() if machines.issuperset(pair)]
+        if networks and any(pair not in self._networks for pair in permutations(machines, 2)):
+            measured.append(min(networks.values()))
         return min(measured, default=self._shared_memory)
