@@ -1,5 +1,5 @@
-"""kill -9 of the controller behind front ends: the server goes on. Streams end with exact tokens, whole answers come,
-workers stay and load nothing, a batch ends each line once."""
+"""kill -9 of the controller behind front ends, or a bug in it: the server goes on. Streams end with exact tokens,
+whole answers come, workers stay and load nothing, a batch ends each line once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ import os
 import re
 import signal
 import urllib.request
+from pathlib import Path
 
 import httpx
 import openai
 import psutil
 import pytest
 from e2e_server import MODEL, WAIT_S, eventually
+from failing_core import POISON
 from test_batches_live import begin, check_whole, client_of, num_done
+
+from jettison.live.experiments.server_process import ServerProcess
+from jettison.live.frontend.remote_engine import OFTEN_LOST
+from jettison.server.parent.rules import MOST_RESTARTS
 
 pytestmark = pytest.mark.live
 
@@ -278,6 +284,43 @@ async def test_without_a_time_for_orphans_all_ends_with_the_controller(serving, 
                     pass
         assert await asyncio.to_thread(served.process._process.wait, WAIT_S) == 137
         eventually(lambda: not any(map(psutil.pid_exists, pids)), "no process is left")
+
+
+@pytest.fixture
+def breaks(monkeypatch, tmp_path):
+    """The file at which the core of a server that starts now meets a bug: see ``failing_core``."""
+    path, command_of = tmp_path / "breaks", ServerProcess._command
+
+    def command(process):
+        (python, _, _, *arguments), environment = command_of(process)  # python -m jettison
+        return [python, str(Path(__file__).with_name("failing_core.py")), str(path), *arguments], environment
+
+    monkeypatch.setattr(ServerProcess, "_command", command)
+    return path
+
+
+async def test_a_bug_of_the_controller_costs_no_token_until_controllers_meet_it_too_often(
+    serving, memory_for, expected, breaks
+):
+    with serving(memory=memory_for(96, **PRECISION), api_servers=2, **PRECISION) as served:
+        workers, before = served.worker_pids(), controller_of(served)
+
+        async def then():
+            breaks.touch()
+
+        async with served.async_client(timeout=3 * WAIT_S) as client:
+            assert await all_under_way(served, client, then) == expected
+            await is_back(served, before)
+            with pytest.raises(openai.APIError, match=OFTEN_LOST):
+                await client.completions.create(**body(0, prompt=[POISON, 1]))
+            assert await served_again(client) == expected[0]
+            assert served.worker_pids() == workers and len(workers) == 2
+            ends = re.findall(r"the controller has ended \((-?\d+)\)", served.log())
+            assert ends == ["1"] * MOST_RESTARTS, "one by the file, four by the request"
+            with pytest.raises((openai.APIError, httpx.TransportError)):  # one too many: no other controller comes
+                await all_under_way(served, client, then)
+        assert await asyncio.to_thread(served.process._process.wait, WAIT_S) == 1
+        assert "RuntimeError: a bug" in served.log()
 
 
 def test_the_log_tells_each_end_once(fronted):

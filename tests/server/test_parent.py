@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +19,9 @@ import pytest
 from cryptography import x509
 
 from jettison.errors import LinkDownError
+from jettison.server import launch
+from jettison.server.parent.kept import Kept
+from jettison.server.parent.line import ParentLine
 from jettison.server.parent.rules import (
     MOST_PAUSE_S,
     MOST_RESTARTS,
@@ -81,6 +86,37 @@ def test_a_signal_is_the_first_one_once():
     rules.on_ready()
     assert rules.state is ServerPhase.STOPPING and rules.on_end(1, 1.0) == Exit(1)
     assert exit_code(-15) == 143
+
+
+@pytest.mark.parametrize(("orphan_timeout_s", "weights", "is_ready", "is_stopped", "state", "ends_at_once"), [
+    (60, None, True, False, "ready", True),
+    (60, "earlier", False, False, "ready", True),
+    (60, "earlier", False, False, "loading", False),
+    (60, None, False, False, "ready", False),
+    (60, None, True, True, "ready", False),
+    (60, None, True, False, "draining", False),
+    (0, None, True, False, "ready", False),
+])  # fmt: skip
+def test_a_controller_with_a_bug_ends_at_once_where_another_follows(
+    orphan_timeout_s, weights, is_ready, is_stopped, state, ends_at_once, tmp_path, monkeypatch
+):
+    ends = []
+    monkeypatch.setattr(launch.os, "_exit", ends.append)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kept = Kept.made(tmp_path, 0, orphan_timeout_s, b"key", None)
+    with ours, theirs, kept.control, kept.fronts, kept.forward:
+        line = ParentLine(theirs, kept, weights, 1, b"signature")
+        if is_ready:
+            line.ready("weights")
+        line.is_told_to_stop = is_stopped
+        launch._end_for_the_next(types.SimpleNamespace(state=state), line)
+    assert ends == [1] * ends_at_once
+    rules = Rules(orphan_timeout_s)  # the parent sees it as the controller does
+    if is_ready or weights is not None:
+        rules.on_ready()
+    if is_stopped:
+        rules.on_signal()
+    assert isinstance(rules.on_end(1, 0.0), StartAgain) or not ends_at_once
 
 
 # --- the process

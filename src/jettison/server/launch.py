@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,17 @@ async def _start(engine: Engine, served: asyncio.Event, line: ParentLine | None 
     _tell_manager(line, "READY=1", "STATUS=takes requests")
 
 
+def _end_for_the_next(engine: Engine, line: ParentLine) -> None:
+    """End this process at once where the core met a bug and another controller follows; else return.
+
+    To workers and front ends it looks killed: they keep parameters and streams for the next one, where an orderly end
+    would stop the former and fail the latter. A controller whose start has not ended does so in order: what its workers
+    had kept may be why it failed, and the next one starts them anew."""
+    if line.is_followed and engine.state == "ready":
+        logger.error("the controller ends at once: workers and front ends wait for the next one")
+        os._exit(1)
+
+
 def _tell_manager(line: ParentLine | None, *assignments: str) -> None:
     """The service manager listens to the process that it has started."""
     (notify if line is None else line.notify)(*assignments)
@@ -286,6 +297,8 @@ async def _serve(config: EngineConfig, line: ParentLine | None = None) -> int:
         line.open()
     # A supervisor restarts a process that ends; a server that answers 503 for ever helps no client.
     engine.on_failure = stop.set
+    if line is not None:
+        engine.on_bug = partial(_end_for_the_next, engine, line)
     starting = asyncio.create_task(_start(engine, served, line), name="jettison-start")
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
     code = 1

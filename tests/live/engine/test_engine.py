@@ -350,10 +350,14 @@ async def test_a_bug_that_is_not_one_request_s_fails_the_engine(
         def broken(*arguments: object) -> None:
             raise RuntimeError("a bug")
 
+        told: list[object] = []
+        engine.on_bug = lambda: told.append((engine.state, list(engine._streams)))
+        engine.on_failure = lambda: told.append(engine.state)
         stream = engine.submit(request("first", [1, 2, 3], 100))
         monkeypatch.setattr(Group, "commit", broken)
         assert [e async for e in stream][-1].finish_reason is FinishReason.ERROR
         assert engine.state == "failed"
+        assert told == [("ready", ["first"]), "failed"], "a process that ends first has failed no stream"
 
 
 async def test_a_step_that_was_lost_with_the_arrival_fails_the_engine(

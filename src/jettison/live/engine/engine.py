@@ -100,6 +100,8 @@ class Engine:
         self.failure: str | None = None
         self.on_failure: Callable[[], None] | None = None
         """Called once when the engine cannot go on: too many workers are gone for good, or the core met a bug."""
+        self.on_bug: Callable[[], None] | None = None
+        """Called before that where the core met a bug, while all streams are open. It may end the process."""
 
     # --- life -------------------------------------------------------------------------------------------------
 
@@ -384,7 +386,7 @@ class Engine:
         except Exception:
             logger.exception("the core failed on %s", type(event).__name__)
             if not (isinstance(event, ports.Arrived) and self._fail_alone(event.request.request_id, num_issued)):
-                self._fail("internal error in the scheduler")
+                self._fail("internal error in the scheduler", is_bug=True)
 
     def _fail_alone(self, request_id: RequestId, num_issued: int) -> bool:
         """End the one request whose arrival raised. False when more than its place in a queue may be wrong.
@@ -415,7 +417,7 @@ class Engine:
                 self._driver.on_worker_event(event, time.monotonic_ns())
             except Exception:
                 logger.exception("the core failed on %s", type(event).__name__)
-                self._fail("internal error in the scheduler")
+                self._fail("internal error in the scheduler", is_bug=True)
 
     # --- workers that die -------------------------------------------------------------------------------------
 
@@ -454,7 +456,9 @@ class Engine:
         if self.core.max_request_blocks() == 0:
             self._fail("too many workers are gone: nothing can serve")
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, *, is_bug: bool = False) -> None:
+        if is_bug and self.on_bug is not None:
+            self.on_bug()
         self._state = "failed"
         self.failure = reason
         if self.on_failure is not None:

@@ -51,6 +51,13 @@ class ParentLine:
         self.is_told_to_stop = False
         """By the parent: the server ends. Where this controller ends for another reason, the next one goes on."""
         self.on_hangup: Callable[[], None] | None = None
+        self._has_served = weights is not None
+        """This controller, or one before it."""
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the parent starts another controller where this one ends now with an error (``rules``)."""
+        return self.heritage is not None and self._has_served and not self.is_told_to_stop
 
     def open(self) -> None:
         """Hear the parent from now on."""
@@ -82,6 +89,7 @@ class ParentLine:
 
     def ready(self, weights: str) -> None:
         """Clients are served."""
+        self._has_served = True
         self._say(o.Ready(weights))
 
     def notify(self, *assignments: str) -> None:
