@@ -334,6 +334,27 @@ async def test_a_later_controller_may_refuse_and_then_the_stream_ends_with_an_er
     remote.give_up()
 
 
+@pytest.mark.parametrize("refusal", [KeyLimitError("no", 7), RuntimeError("a bug")])
+async def test_a_refusal_on_the_way_back_is_no_word_on_another_request_s_choice(refusal):
+    remote = remote_engine_with()
+    controller = Controller(remote)
+    streams = [await begun(remote, controller, name) for name in "ab"]
+    further = remote.submit(request("b-2", 1), is_further=True)
+    controller.die(0.0)  # before it has accepted the last
+
+    class Picky(Engine):
+        def submit_to(self, request, stream, *, is_further=False):
+            self.refusal = refusal if request.request_id == "a" else None
+            super().submit_to(request, stream, is_further=is_further)
+
+    later = Controller(remote, Picky())
+    assert (await all_of(streams[0]))[-1].finish_reason is FinishReason.ERROR
+    await further.accepted()
+    assert list(later.engine.requests) == ["b", "b-2"]
+    later.die()
+    remote.give_up()
+
+
 async def test_a_request_that_controllers_die_under_ends_in_the_end(monkeypatch):
     monkeypatch.setattr(remote_engine, "MOST_RETURNS", 2)
     remote = remote_engine_with()

@@ -366,6 +366,7 @@ class Hub:
                 desk.back(front.id, number, tenant, num_choices)
             case w.Resubmit(number, request):
                 self._hand_in(front, number, request, is_further=True)
+                front.refusal = None  # the choice that comes next may be another request's
             case w.Claim() | w.Ask():
                 front.channel.say(self._answer(front, message))
 
@@ -386,7 +387,7 @@ class Hub:
         match message:
             case w.Submit(stream) | w.Resubmit(stream):
                 front.channel.say(w.Refused(stream, refusal))
-                front.refusal = refusal
+                front.refusal = refusal if isinstance(message, w.Submit) else None
                 if (request_id := front.ids.pop(stream, None)) is not None:
                     front.streams.pop(request_id).was_failed = True
                     self._engine.cancel(request_id)
