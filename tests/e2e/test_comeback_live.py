@@ -286,6 +286,21 @@ async def test_without_a_time_for_orphans_all_ends_with_the_controller(serving, 
         eventually(lambda: not any(map(psutil.pid_exists, pids)), "no process is left")
 
 
+async def test_a_signal_to_end_that_comes_while_streams_are_on_their_way_back_lets_them_end(
+    serving, memory_for, expected
+):
+    with serving(memory=memory_for(96, **PRECISION), api_servers=2, shutdown_timeout=60, **PRECISION) as served:
+
+        async def then():
+            kill(served)
+            await asyncio.to_thread(eventually, lambda: "the controller has ended (-9)" in served.log(), "it is seen")
+            os.kill(served.pid, signal.SIGTERM)
+
+        async with served.async_client(timeout=3 * WAIT_S) as client:
+            assert await all_under_way(served, client, then) == expected
+        assert await asyncio.to_thread(served.process._process.wait, WAIT_S) == 0
+
+
 @pytest.fixture
 def breaks(monkeypatch, tmp_path):
     """The file at which the core of a server that starts now meets a bug: see ``failing_core``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -20,6 +21,7 @@ from cryptography import x509
 
 from jettison.errors import LinkDownError
 from jettison.server import launch
+from jettison.server.parent import orders as o
 from jettison.server.parent.kept import Kept
 from jettison.server.parent.line import ParentLine
 from jettison.server.parent.rules import (
@@ -88,6 +90,15 @@ def test_a_signal_is_the_first_one_once():
     assert exit_code(-15) == 143
 
 
+@contextlib.contextmanager
+def line_of(tmp_path, weights, orphan_timeout_s=60):
+    """A controller's line, and the parent's end of it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kept = Kept.made(tmp_path, 0, orphan_timeout_s, b"key", None)
+    with ours, theirs, kept.control, kept.fronts, kept.forward:
+        yield ParentLine(theirs, kept, weights, 1, b"signature"), ours
+
+
 @pytest.mark.parametrize(("orphan_timeout_s", "weights", "is_ready", "is_stopped", "state", "ends_at_once"), [
     (60, None, True, False, "ready", True),
     (60, "earlier", False, False, "ready", True),
@@ -102,10 +113,7 @@ def test_a_controller_with_a_bug_ends_at_once_where_another_follows(
 ):
     ends = []
     monkeypatch.setattr(launch.os, "_exit", ends.append)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    kept = Kept.made(tmp_path, 0, orphan_timeout_s, b"key", None)
-    with ours, theirs, kept.control, kept.fronts, kept.forward:
-        line = ParentLine(theirs, kept, weights, 1, b"signature")
+    with line_of(tmp_path, weights, orphan_timeout_s) as (line, _):
         if is_ready:
             line.ready("weights")
         line.is_told_to_stop = is_stopped
@@ -119,14 +127,39 @@ def test_a_controller_with_a_bug_ends_at_once_where_another_follows(
     assert isinstance(rules.on_end(1, 0.0), StartAgain) or not ends_at_once
 
 
+@pytest.mark.parametrize(("weights", "most_held_s", "orders", "is_held"), [
+    ("earlier", 3600.0, [o.Stop()], True),
+    ("earlier", 0.0, [o.Stop()], False),
+    ("earlier", 3600.0, [o.Stop(), o.Force()], False),
+    (None, 3600.0, [o.Stop()], False),
+])  # fmt: skip
+async def test_a_controller_on_its_way_back_holds_a_stop_until_it_has_the_streams(
+    weights, most_held_s, orders, is_held, tmp_path
+):
+    with line_of(tmp_path, weights) as (line, parent):
+        line.open(most_held_s)
+        for order in orders:
+            o.send(parent, order)
+        async with asyncio.timeout(PATIENCE_S):
+            while not line.is_told_to_stop or (len(orders) > 1 and not line.force.is_set()):
+                await asyncio.sleep(0)
+            if is_held:
+                assert not line.stop.is_set()
+                line.ready("weights")
+            await line.stop.wait()
+        line.close()
+
+
 # --- the process
 
 PROGRAM = textwrap.dedent("""
     import os, select, signal, sys, time
     from pathlib import Path
     from jettison.server.parent import orders as o
-    from jettison.server.parent import process
+    from jettison.server.parent import process, rules
 
+    if "rests" in sys.argv[2]:
+        rules.FIRST_PAUSE_S = rules.MOST_PAUSE_S = 3600.0
     process.PING_S, process.MOST_UNANSWERED = 0.02, 100
     process.MOST_UNANSWERED_IMPORTING = 100 if "stuck" in sys.argv[2] else 1_000_000
     notes = Path(sys.argv[1])
@@ -167,8 +200,8 @@ PROGRAM = textwrap.dedent("""
                 o.send(sock, o.Pong())
                 continue
             note(type(message).__name__)
-            if isinstance(message, o.Stop if me == "serves" else o.Force):
-                return 0 if me == "serves" else 1
+            if isinstance(message, o.Stop if me in ("serves", "rests") else o.Force):
+                return 1 if me == "stubborn" else 0
 
     def prepare():
         import jettison.server.parent.line
@@ -282,6 +315,14 @@ def test_without_a_time_for_orphans_the_server_ends_with_its_controller(tmp_path
     with server(tmp_path, "serves", 0.0) as made:
         os.kill(made.serving(), signal.SIGKILL)
         assert made.ended() == 137 and len(made.controllers()) == 1
+
+
+def test_a_signal_in_the_pause_between_two_controllers_has_the_next_one_end_in_order(tmp_path):
+    with server(tmp_path, "serves,rests") as made:
+        os.kill(made.serving(), signal.SIGKILL)
+        assert b"the controller has ended (-9)" in made.process.stderr.readline()
+        made.process.send_signal(signal.SIGTERM)
+        assert made.ended() == 0 and len(made.controllers()) == 2 and made.lines()[-1] == "Stop"
 
 
 def test_a_second_signal_forces_the_end(tmp_path):

@@ -229,7 +229,7 @@ async def test_the_collector_settles_once_the_engine_has_started(monkeypatch):
     monkeypatch.setattr(launch, "settle_garbage_collector", lambda: order.append("settled"))
     monkeypatch.setattr(launch, "notify", lambda *told: order.append(told[0]))
     served = asyncio.Event()
-    starting = asyncio.create_task(launch._start(Starting(), served))
+    starting = asyncio.create_task(launch._start(Starting(), None, served))
     await eventually(lambda: len(order) == 2)
     assert not starting.done()  # no client can connect yet
     served.set()

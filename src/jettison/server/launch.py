@@ -42,6 +42,7 @@ from jettison.server.recorder import TraceRecorder
 from jettison.server.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from jettison.server.serving import run_on, run_server
 from jettison.server.settings import ServerSettings
+from jettison.server.state import ServerState
 from jettison.server.structured import JsonDefaults
 from jettison.server.tls import TlsSettings
 from jettison.server.tokenizer import Tokenizer
@@ -158,11 +159,13 @@ def _most_requests(config: EngineConfig) -> int | None:
     return None if num_queued is None else num_queued + config.scheduler.max_num_seqs * config.instances
 
 
-async def _start(engine: Engine, served: asyncio.Event, line: ParentLine | None = None) -> None:
+async def _start(engine: Engine, state: ServerState, served: asyncio.Event, line: ParentLine | None = None) -> None:
     await engine.start()
     settle_garbage_collector()
     await served.wait()
     if line is not None:
+        if not line.is_back and state.fronts is not None:
+            await state.fronts.gather()  # each hands its streams in before it answers this
         line.ready(engine.weights_digest)
     _tell_manager(line, "READY=1", "STATUS=takes requests")
 
@@ -294,12 +297,12 @@ async def _serve(config: EngineConfig, line: ParentLine | None = None) -> int:
 
     stop, served = asyncio.Event() if line is None else line.stop, asyncio.Event()
     if line is not None:
-        line.open()
+        line.open(config.server.shutdown_timeout_s)
     # A supervisor restarts a process that ends; a server that answers 503 for ever helps no client.
     engine.on_failure = stop.set
     if line is not None:
         engine.on_bug = partial(_end_for_the_next, engine, line)
-    starting = asyncio.create_task(_start(engine, served, line), name="jettison-start")
+    starting = asyncio.create_task(_start(engine, server_state(app), served, line), name="jettison-start")
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
     code = 1
     try:

@@ -126,7 +126,8 @@ class FrontDesk:
     # --- Fronts
 
     async def gather(self) -> None:
-        """See ``Fronts``."""
+        """See ``Fronts``. One that has just become ready has what front ends hand back to it, too."""
+        self.hub.tell_all()
         await self.hub.ask_counts(GATHER_S)
 
     def observed(self) -> Iterable[Observed]:

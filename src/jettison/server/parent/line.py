@@ -50,6 +50,9 @@ class ParentLine:
         self.force = asyncio.Event()
         self.is_told_to_stop = False
         """By the parent: the server ends. Where this controller ends for another reason, the next one goes on."""
+        self.is_back = weights is None
+        """Whether the streams of controllers before this one are here: until then a stop would end them, not wait."""
+        self._most_held_s = 0.0
         self.on_hangup: Callable[[], None] | None = None
         self._has_served = weights is not None
         """This controller, or one before it."""
@@ -59,8 +62,10 @@ class ParentLine:
         """Whether the parent starts another controller where this one ends now with an error (``rules``)."""
         return self.heritage is not None and self._has_served and not self.is_told_to_stop
 
-    def open(self) -> None:
-        """Hear the parent from now on."""
+    def open(self, most_held_s: float) -> None:
+        """Hear the parent from now on. A stop that comes while streams are on their way back is held until ``ready``,
+        so many seconds at most."""
+        self._most_held_s = most_held_s
         self._sock.setblocking(False)
         asyncio.get_running_loop().add_reader(self._sock, self._on_readable)
 
@@ -76,11 +81,16 @@ class ParentLine:
         match message:
             case o.Ping():
                 self._say(o.Pong())
-            case o.Stop() | o.Force():
+            case o.Stop():
+                self.is_told_to_stop = True
+                if self.is_back:
+                    self.stop.set()
+                else:
+                    asyncio.get_running_loop().call_later(self._most_held_s, self.stop.set)
+            case o.Force():
                 self.is_told_to_stop = True
                 self.stop.set()
-                if isinstance(message, o.Force):
-                    self.force.set()
+                self.force.set()
             case o.Hangup():
                 if self.on_hangup is not None:
                     self.on_hangup()
@@ -88,9 +98,11 @@ class ParentLine:
                 self.close()
 
     def ready(self, weights: str) -> None:
-        """Clients are served."""
-        self._has_served = True
+        """Clients are served, and streams that an earlier controller has left are here."""
+        self._has_served = self.is_back = True
         self._say(o.Ready(weights))
+        if self.is_told_to_stop:
+            self.stop.set()
 
     def notify(self, *assignments: str) -> None:
         """As ``server.notify``, in the name of the process that the service manager knows."""

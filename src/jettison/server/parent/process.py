@@ -151,9 +151,9 @@ class Parent:
             return self._as_starter()
         self._line, self._num_unanswered, self._is_ready = ours, 0, False
         # The first one may take its time before it serves: its clients, and a service manager, wait for it or not.
-        self._ping_s = time.monotonic() + PING_S if self._rules.state is ServerPhase.COMING_BACK else None
+        self._ping_s = None if self._rules.state is ServerPhase.STARTING else time.monotonic() + PING_S
         self._poll.register(ours, select.POLLIN)
-        if self._rules.state is ServerPhase.STOPPING:  # a signal that came meanwhile
+        if self._rules.state is ServerPhase.STOPPING:  # a signal that came before it
             self._say(o.Stop())
         return None
 
@@ -358,9 +358,12 @@ class Parent:
             if number == signal.SIGHUP:
                 self._say(o.Hangup())
             elif number != signal.SIGCHLD and self._code is None:
-                self._say(o.Stop() if self._rules.on_signal() else o.Force())
-                if self._line is None:  # between two controllers
-                    self._end(0)
+                is_first = self._rules.on_signal()
+                self._say(o.Stop() if is_first else o.Force())
+                if self._line is None and is_first:  # streams that wait for the next controller end there in order
+                    self._start_s = time.monotonic()
+                elif self._line is None:
+                    self._end(1)
         if signal.SIGCHLD in heard:
             for pid, returncode in _ended():
                 if self._starter is not None and pid == self._starter.pid:
