@@ -17,9 +17,10 @@ from jettison.core.cluster import ClusterCore, ClusterParams
 from jettison.core.observing import OfflineGauges
 from jettison.core.serving.group import SchedulerLimits
 from jettison.core.totals import counters
+from jettison.live.engine.api import RequestTimings
 from jettison.live.engine.driver import Delays
 from jettison.policy.slo import Objectives
-from jettison.server.metrics import DESCRIBED_COUNTERS
+from jettison.server.metrics import DESCRIBED_COUNTERS, ServerMetrics
 from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, layer_shard
 
 VLLM_NAMES = {
@@ -308,3 +309,28 @@ async def test_the_replay_client_reads_our_metrics(app_client):
     assert {"worker_memory_bytes/kv/0", "worker_memory_bytes/parameters/1"} <= set(gauges)
     assert {"preemptions", "drops", "restores", "exchanged_bytes", "pulled_bytes", "recomputed_tokens"} <= set(totals)
     assert not [name for name in gauges if re.search(r"_total$", name) and name != "kv_blocks_total/0"]
+
+
+def test_what_was_observed_since_is_all_but_what_was_before():
+    def metrics():
+        return ServerMetrics(FakeEngine(), "fake")
+
+    def count(into, number):
+        into.count_shed("draining")
+        into.count_shed(f"new {number}")
+        timings = RequestTimings(0, 250_000_000, 500_000_000, 1_000_000_000)  # whose sums are exact in binary
+        into.count_finished("stop", 3 * number, 4 * number + 1, timings)
+        into.num_prompt_tokens += 3 * number
+        into.num_generation_tokens += 5 * number
+        into.ttft.observe(0.5 * number)
+        kept = into.attainment
+        kept.num_requests, kept.num_requests_within = kept.num_requests + 2, kept.num_requests_within + 1
+        kept.num_gaps, kept.num_gaps_within = kept.num_gaps + 4, kept.num_gaps_within + 3
+
+    whole, part = metrics(), metrics()
+    count(whole, 1)
+    before = whole.observed()
+    count(whole, 2)
+    count(part, 2)
+    told = whole.observed().since(before)
+    assert told.sheds.pop("new 1") == 0 and told == part.observed()

@@ -138,6 +138,23 @@ class Observed(msgspec.Struct, frozen=True):
     num_generation_tokens: int
     attainment: tuple[int, int, int, int]
 
+    def since(self, earlier: Observed) -> Observed:
+        """What it has observed beyond an earlier state of its own."""
+        histograms = {}
+        for name, (counts, total) in self.histograms.items():
+            earlier_counts, earlier_total = earlier.histograms[name]
+            less = tuple(now - before for now, before in zip(counts, earlier_counts, strict=True))
+            histograms[name] = less, total - earlier_total
+        requests, requests_within, gaps, gaps_within = (
+            now - before for now, before in zip(self.attainment, earlier.attainment, strict=True))
+        return Observed(
+            histograms,
+            {reason: count - earlier.finished.get(reason, 0) for reason, count in self.finished.items()},
+            {reason: count - earlier.sheds.get(reason, 0) for reason, count in self.sheds.items()},
+            self.num_prompt_tokens - earlier.num_prompt_tokens,
+            self.num_generation_tokens - earlier.num_generation_tokens,
+            (requests, requests_within, gaps, gaps_within))
+
 
 class ServerMetrics(Collector):
     """Observations of one server, and the engine's state at each scrape."""

@@ -224,9 +224,16 @@ class FrontState(ServerState):
         engine.on_tell = partial(self._tell, engine)
         engine.on_back = self.under_way.tell_again
         engine.on_status = self._on_status
+        self._told_before = self.metrics.observed()
+        """The counts of the controllers before this one."""
+
+    def begin_counts_again(self) -> None:
+        """A controller has ended. Its own counts, and those of front ends that ended under it, are gone: a sum in which
+        only these went on would be a little smaller than before, and Prometheus would count it all once more."""
+        self._told_before = self.metrics.observed()
 
     def _tell(self, engine: RemoteEngine) -> None:
-        engine.note(t.COUNTS, self.metrics.observed())
+        engine.note(t.COUNTS, self.metrics.observed().since(self._told_before))
 
     def _on_status(self, status: w.Status) -> None:
         self.keys.replace_digests(status.key_digests)

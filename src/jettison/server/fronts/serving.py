@@ -61,6 +61,7 @@ async def serve_front(
                 channel.say(w.Serves())
             await connect(channel)
             await parted.wait()
+            state.begin_counts_again()
             channel = engine.reopened()
 
     def started() -> None:
