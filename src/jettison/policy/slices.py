@@ -5,6 +5,9 @@ it again; a step of both classes runs to its end there, and its arrivals wait fo
 safepoint and go on later from where they were (``core.serving.slices``): by themselves where no online request runs,
 else beside the next online rows, which they join at the layer that they have reached. What that costs is that weights
 are read a second time in the layers that are left, where no other rows would have read them then.
+
+Steps of both classes are not planned apart from the start: two steps read the weights twice in every layer for the same
+tokens, online rows get none of them sooner, and an arrival waits for one layer either way.
 """
 
 from __future__ import annotations
