@@ -23,6 +23,7 @@ from jettison.errors import UserError
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.engine.spawn_ray import RayPlacer, ray_spawner, room_of
+from jettison.live.wire.host_orders import KeeperPost
 from jettison.live.wire.placing import Room
 from waiting import PATIENCE_S
 
@@ -199,6 +200,73 @@ async def test_a_head_that_returns_without_what_it_knew_counts_once_what_has_liv
         head.close()
 
 
+class Server:
+    """A placer of two workers, of which one has room from the start and the other is scaled out, and their keepers."""
+
+    def __init__(self, head: RayHead) -> None:
+        self.rooms = [Room(num_cpus=1, num_gpus=0, memory_bytes=0)] * 2
+        self.placer = RayPlacer(self.rooms, head.address, "spread", num_reserved=1, name="scaled-out")
+
+    def post(self, number: int, life: int = 0) -> KeeperPost:
+        return KeeperPost(number=number, life=life, address="tcp:127.0.0.1:1", token_hex="00", lease_s=30.0,
+                          authority_pem="")  # fmt: skip
+
+    async def loses_its_driver(self) -> None:
+        os.kill(self.placer.pid or 0, signal.SIGKILL)
+        await until(lambda: self.placer.why_none is not None)
+
+
+@needs_ray
+async def test_what_has_been_scaled_out_is_counted_without_a_driver_and_given_back_when_it_is_not_needed() -> None:
+    """A keeper lives on without its driver: Ray must not give its cores away meanwhile."""
+    head = RayHead(num_cpus=2)
+    server = Server(head)
+    placer = server.placer
+    try:
+        await placer.open()
+        await placer.place(server.post(0))
+        assert counted(head) == (1.0, ["CREATED"])
+        await placer.place(server.post(1))
+        assert counted(head) == (0.0, ["CREATED"] * 2)
+        await server.loses_its_driver()
+        assert counted(head) == (0.0, ["CREATED"] * 2), "what runs is counted while there is no driver"
+        await until(lambda: placer.why_none is None)
+        assert counted(head) == (0.0, ["CREATED"] * 2), "and once, with the next driver"
+        await placer.remove(server.post(1))
+        await until(lambda: counted(head) == (1.0, ["CREATED"]))
+        await placer.place(server.post(1, 1))
+        assert counted(head) == (0.0, ["CREATED"] * 2)
+        await server.loses_its_driver()
+        await placer.remove(server.post(1, 1))
+        await until(lambda: placer.why_none is None)
+        assert counted(head) == (1.0, ["CREATED"]), "what was given up meanwhile has no room"
+        await placer.place(server.post(1, 2))
+    finally:
+        await placer.close()
+    try:
+        await until(lambda: counted(head) == (2.0, []))
+    finally:
+        head.close()
+
+
+@needs_ray
+async def test_a_head_that_returns_without_what_it_knew_counts_what_has_been_scaled_out_where_it_lives() -> None:
+    head = FixedHead(num_cpus=2)
+    server = Server(head)
+    placer = server.placer
+    try:
+        await placer.open()
+        await placer.place(server.post(1))
+        head.kill()
+        await until(lambda: placer.why_none is not None)
+        head.start()
+        await until(lambda: placer.why_none is None)
+        await until(lambda: counted(head) == (0.0, ["CREATED"] * 2))
+    finally:
+        await placer.close()
+        head.close()
+
+
 @needs_ray
 def test_a_server_that_is_killed_gives_its_room_back_after_a_while(head: RayHead) -> None:
     """With its driver, which cannot do that any more."""
@@ -208,9 +276,12 @@ def test_a_server_that_is_killed_gives_its_room_back_after_a_while(head: RayHead
         "from jettison.live.wire import placing as p\n"
         "ray_room.GRACE_S = 2.0\n"
         "room = p.Room(num_cpus=3, num_gpus=0, memory_bytes=0)\n"
-        "opening = p.Open(address=sys.argv[1], rooms=[room], strategy='pack', timeout_s=30.0, name='left-behind',"
+        "opening = p.Open(address=sys.argv[1], rooms=[room] * 2, strategy='pack', timeout_s=30.0, name='left-behind',"
         " num_reserved=1)\n"
-        "print(placer.RayDriver(2).open(opening), flush=True); time.sleep(1000)"
+        "driver = placer.RayDriver(2)\n"
+        "opened = driver.open(opening)\n"
+        "assert driver._room.lone(1).wait(30)\n"
+        "print(opened, flush=True); time.sleep(1000)"
     )
     driver = subprocess.Popen((sys.executable, "-c", code, head.address), stdout=subprocess.PIPE, text=True)
     try:

@@ -21,18 +21,18 @@ import ctypes
 import logging
 import os
 import signal
-import socket
+from collections.abc import Coroutine
 from typing import Any, BinaryIO
 
 import msgspec
 
 from jettison.live.host.keeper_actor import KeeperActor
 from jettison.live.host.ray_room import RayRoom
+from jettison.live.host.room_warden import why_away as _why_away
 from jettison.live.wire import placing as p
 
 OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes is 75 MiB."""
-_CONNECT_TIMEOUT_S = 5.0
 _BEAT_S = 2.0
 """Between two looks at the head: what asks for the server's health hears soon, at the price of one connection."""
 _PR_SET_PDEATHSIG = 1
@@ -49,13 +49,13 @@ class RayDriver:
         self._is_ours = False
         """The cluster was started here."""
         self._actors: dict[int, tuple[int, Any]] = {}
-        """Number -> the present life, and its actor."""
+        """Number -> the present life, and its actor; None: its room is being looked for."""
+        self._lone_turn = asyncio.Lock()
+        """Lone room comes and goes in the order of commands: a life's is not given back once the next one has it."""
         self._why_away: str | None = None
         """As of the last look: why the head does not answer."""
         self._num_reserved = 0
-        """Rooms that are reserved together, the first ones."""
-        self._lone_strategy = "DEFAULT"
-        """Of keepers without such a room."""
+        """Rooms that are reserved together, the first ones; each other one is lone (``RayRoom.lone``)."""
         self._gives_back = False
         """The controller has said so."""
 
@@ -83,7 +83,6 @@ class RayDriver:
             ray.init(**options)
         except Exception as error:  # noqa: BLE001 - Ray raises what it likes
             return p.NoRoom(f"no Ray cluster at {command.address or 'this machine'}: {error}")
-        self._lone_strategy = "SPREAD" if command.strategy == "spread" else "DEFAULT"
         self._num_reserved = command.num_reserved
         self._room = RayRoom(command)
         why_none = self._room.reserve()
@@ -110,20 +109,32 @@ class RayDriver:
         tasks: set[asyncio.Task[None]] = set()
         while line := await reader.readline():
             command = msgspec.json.decode(line, type=p.PlacerCommand)
-            if isinstance(command, p.Place):
-                task = asyncio.create_task(self._place(command))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-            elif isinstance(command, p.Admit):
-                task = asyncio.create_task(self._admit(command))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-            elif isinstance(command, p.GiveBack):
+            if isinstance(command, p.GiveBack):
                 self._gives_back = True
-            elif isinstance(command, p.Remove):
-                self._remove(command.number, command.life)
+            elif (doing := self._doing(command)) is not None:
+                task = asyncio.create_task(doing)
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
         for task in tasks:
             task.cancel()
+
+    def _doing(self, command: p.PlacerCommand) -> Coroutine[None, None, None] | None:
+        match command:
+            case p.Place():
+                return self._place(command)
+            case p.Admit():
+                return self._admit(command)
+            case p.Remove():
+                return self._remove(command.number, command.life)
+            case p.Ping():
+                return self._answer()
+        return None
+
+    async def _answer(self) -> None:
+        """Only where Ray answers, and knows the room: else this driver is of no use, and the controller ends it."""
+        with contextlib.suppress(Exception):  # Ray raises what it likes
+            if self._room is not None and await asyncio.to_thread(self._room.is_known):
+                self.tell(p.Pong())
 
     async def _attend(self) -> None:
         """Returns when the head was away and is back, or has ended for good, or the room is lost."""
@@ -160,21 +171,20 @@ class RayDriver:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        assert self._room is not None, "not open"
         number, life = command.post.number, command.post.life
-        if number in self._actors:
-            self._remove(number, self._actors[number][0])
+        self._end_actor(number)
+        self._actors[number] = life, None
         room = self._rooms[number]
-        is_reserved = number < self._num_reserved
-        actor = ray.remote(KeeperActor).options(
-            scheduling_strategy=(
-                PlacementGroupSchedulingStrategy(self._room.group, number) if is_reserved else self._lone_strategy
-            ),
-            num_cpus=room.num_cpus, num_gpus=room.num_gpus, memory=room.memory_bytes or None,
-            max_restarts=0, max_task_retries=0,
-        ).remote()  # fmt: skip
-        self._actors[number] = life, actor
         try:
+            group, index = await self._bundle_of(number)
+            if self._actors.get(number) != (life, None):
+                raise LookupError("it was given up meanwhile")
+            actor = ray.remote(KeeperActor).options(
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
+                num_cpus=room.num_cpus, num_gpus=room.num_gpus, memory=room.memory_bytes or None,
+                max_restarts=0, max_task_retries=0,
+            ).remote()  # fmt: skip
+            self._actors[number] = life, actor
             request = await actor.start.remote(msgspec.json.encode(command.post))
             ip = await actor.ip.remote()
         except Exception as error:  # noqa: BLE001 - Ray raises what it likes
@@ -182,10 +192,18 @@ class RayDriver:
             return
         self.tell(p.Requested(number, life, request.decode(), ip))
 
+    async def _bundle_of(self, number: int) -> tuple[Any, int]:
+        """The worker's placement group, and its index there."""
+        assert self._room is not None, "not open"
+        if number < self._num_reserved:
+            return self._room.group, number
+        async with self._lone_turn:
+            return await asyncio.to_thread(self._room.lone, number), 0
+
     async def _admit(self, command: p.Admit) -> None:
         number, life = command.number, command.life
         present, actor = self._actors.get(number, (-1, None))
-        if present != life:
+        if present != life or actor is None:
             return
         why = None
         try:
@@ -193,28 +211,30 @@ class RayDriver:
             await actor.run.remote()
         except Exception as error:  # noqa: BLE001 - Ray raises what it likes
             why = _in_short(error)
-        self._remove(number, life)
+        if why is None:
+            await self._remove(number, life)
+        elif self._actors.get(number, (-1, None))[0] == life:
+            self._end_actor(number)  # the keeper may live on: lone room is its own until the controller gives it up
         self.tell(p.Over(number, life, why))
 
-    def _remove(self, number: int, life: int) -> None:
-        """Its room is free again. A keeper that has not been admitted ends with its actor."""
+    async def _remove(self, number: int, life: int) -> None:
+        """Its room is free again, also of a life that an earlier driver has placed. A keeper that has not been admitted
+        ends with its actor."""
+        if self._actors.get(number, (life, None))[0] != life:
+            return
+        self._end_actor(number)
+        if number >= self._num_reserved and self._room is not None:
+            async with self._lone_turn:
+                if number not in self._actors:  # else the next life has come, which takes the room over
+                    await asyncio.to_thread(self._room.give_back_lone, number)
+
+    def _end_actor(self, number: int) -> None:
         import ray
 
-        if self._actors.get(number, (-1, None))[0] == life:
+        _, actor = self._actors.pop(number, (-1, None))
+        if actor is not None:
             with contextlib.suppress(Exception):  # Ray may be gone
-                ray.kill(self._actors.pop(number)[1])
-
-
-def _why_away(address: str) -> str | None:
-    """Why no process takes connections at ``host:port``; None: one does, or there is no such address."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
-        return None
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        return str(error)
-    return None
+                ray.kill(actor)
 
 
 def _in_short(error: Exception) -> str:

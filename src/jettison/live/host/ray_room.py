@@ -5,6 +5,9 @@ the next driver's group, wherever Ray puts it, would be counted besides. So the 
 adopts it by its name, and an actor (``room_warden``) gives it back where no driver comes. Where the group is gone with
 its cluster (a head that returns without what it knew), the new one is put where the keepers are: a little of the
 resource ``node:<ip>``, which each host has, goes into the bundle of each that lives.
+
+A worker that begins later has a detached group of its own (*lone*), with one bundle. A plain actor would end with its
+driver and its keeper would not: Ray would count the host as free, give its cores away, and let an autoscaler end it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from jettison.live.host.room_warden import RoomWarden
+from jettison.live.host import room_warden
+from jettison.live.host.room_warden import RoomWarden, lone_name
 from jettison.live.wire import placing as p
 
 GRACE_S = 60.0
@@ -35,6 +39,7 @@ class RayRoom:
 
     def __init__(self, command: p.Open) -> None:
         self._command = command
+        self._lone = range(command.num_reserved, len(command.rooms))
         self._warden: Any = None
         self.group: Any = None
         """The placement group, once it is found or made; a bundle for each worker that has a reserved room."""
@@ -48,13 +53,40 @@ class RayRoom:
             return self._why_none()
         self._hire()
         self.group = self._adopted()
-        if self.group is not None:
-            return None  # also where some host of it is gone: Ray looks for room for its bundles by itself
-        self.group = placement_group(
-            self._bundles(self._homes()), strategy=self._command.strategy.upper(), name=self._command.name,
-            lifetime="detached",
-        )  # fmt: skip
-        return self._why_none()
+        missing = self._give_back_stale()
+        homes = self._homes() if self.group is None or missing else {}
+        why_none = None
+        if self.group is None:  # one that is adopted may have lost a host: Ray looks for room for it by itself
+            self.group = placement_group(
+                self._bundles(homes), strategy=self._command.strategy.upper(), name=self._command.name,
+                lifetime="detached",
+            )  # fmt: skip
+            why_none = self._why_none()
+        for number in missing:
+            if number in homes:
+                self._reserve_lone(number, homes[number])
+        return why_none
+
+    def lone(self, number: int) -> Any:
+        """The group of a worker that has no room in the common one: the one there is, or a new one, for which Ray may
+        still look for room. Raises what Ray does."""
+        from ray.util.placement_group import get_placement_group
+
+        name = lone_name(self._command.name, number)
+        if name in room_warden.names_reserved(self._command.name):
+            return get_placement_group(name)
+        return self._reserve_lone(number, None)
+
+    def give_back_lone(self, number: int) -> None:
+        """Idempotent."""
+        with contextlib.suppress(Exception):  # Ray may be gone; the next driver looks for what is left
+            room_warden.remove(lone_name(self._command.name, number))
+
+    def is_known(self) -> bool:
+        """The head has this room. False: it is another one than the driver has joined. Raises what Ray does."""
+        from ray.util.placement_group import placement_group_table
+
+        return placement_group_table(self.group).get("state", "REMOVED") != "REMOVED"
 
     async def attend(self) -> bool:
         """Say that there is a driver; the head answers. False: it comes too late, and the room is being given back."""
@@ -76,11 +108,33 @@ class RayRoom:
 
     def _give_back(self) -> None:
         import ray
-        from ray.util.placement_group import remove_placement_group
 
         with contextlib.suppress(Exception):  # Ray may be gone
-            remove_placement_group(self.group)
+            room_warden.give_back(self._command.name)
             ray.kill(self._warden)
+
+    def _give_back_stale(self) -> list[int]:
+        """Lone room that no living keeper has: its worker was given up while there was no driver. Returns the numbers
+        of workers that live and have none."""
+        reserved = set(room_warden.names_reserved(self._command.name))
+        missing = []
+        for number in self._lone:
+            is_there = lone_name(self._command.name, number) in reserved
+            if number in self._command.homes:
+                if not is_there:
+                    missing.append(number)
+            elif is_there:
+                self.give_back_lone(number)
+        return missing
+
+    def _reserve_lone(self, number: int, home: str | None) -> Any:
+        """With one bundle, whatever the strategy, Ray takes the host that has most room."""
+        from ray.util.placement_group import placement_group
+
+        return placement_group(
+            [bundle(self._command.rooms[number], home)], strategy=self._command.strategy.upper(),
+            name=lone_name(self._command.name, number), lifetime="detached",
+        )  # fmt: skip
 
     def _hire(self) -> None:
         import ray

@@ -1,7 +1,7 @@
 """What the controller and the process that places keepers tell each other: JSON, a message a line.
 
-    controller -> placer   Open first, then Place, Admit and Remove, GiveBack at the end
-    placer -> controller   Opened or NoRoom first, then for each Place: Requested, Over; and Head where that changes
+    controller -> placer   Open first, then Place, Admit, Remove and Ping, GiveBack at the end
+    placer -> controller   Opened or NoRoom first, then for each Place: Requested, Over; Pong; Head where that changes
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unknown
     name: str
     """Of the room, the same for every placer of a server: what an earlier one has reserved is taken over."""
     num_reserved: int
+    """Together, at the start. Room for each other worker is reserved when it is placed, under a name of its own."""
     homes: dict[int, str] = {}
     """By worker: the IP address of the host where its keeper is, of those that live. Its room is there."""
 
@@ -66,7 +67,11 @@ class Remove(msgspec.Struct, frozen=True, tag="remove", forbid_unknown_fields=Tr
     life: int
 
 
-PlacerCommand = Open | Place | Admit | Remove | GiveBack
+class Ping(msgspec.Struct, frozen=True, tag="ping", forbid_unknown_fields=True):
+    """Say whether the cluster that was joined is there."""
+
+
+PlacerCommand = Open | Place | Admit | Remove | GiveBack | Ping
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True):
@@ -108,4 +113,8 @@ class Head(msgspec.Struct, frozen=True, tag="head", forbid_unknown_fields=True):
     why_away: str
 
 
-PlacerEvent = Opened | NoRoom | Requested | Over | Head
+class Pong(msgspec.Struct, frozen=True, tag="pong", forbid_unknown_fields=True):
+    """It is, and has the room. Nothing is said where it has not."""
+
+
+PlacerEvent = Opened | NoRoom | Requested | Over | Head | Pong
