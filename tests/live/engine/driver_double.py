@@ -4,7 +4,8 @@
 
 Each start leaves ``open-N`` there, with the ``Open`` that it was given. ``no-room``: it says so with the file's text.
 ``away``: the head is, for the file's text; when the file goes, the process ends. ``silent``: what is to be placed never
-is. Each ``Remove`` leaves ``removed-NUMBER-LIFE``, and ``GiveBack`` leaves ``given-back``.
+is. ``deaf``: a ``Ping`` stays unanswered. Each ``Ping`` leaves ``pinged``, each ``Remove`` ``removed-NUMBER-LIFE``, and
+``GiveBack`` ``given-back``.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ def main(folder):
         elif isinstance(command, p.Remove):
             (folder / f"removed-{command.number}-{command.life}").touch()
             tell(p.Over(command.number, command.life, None))
+        elif isinstance(command, p.Ping):
+            (folder / "pinged").touch()
+            if not (folder / "deaf").exists():
+                tell(p.Pong())
         elif isinstance(command, p.GiveBack):
             (folder / "given-back").touch()
 

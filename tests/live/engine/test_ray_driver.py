@@ -150,12 +150,52 @@ async def test_a_head_that_is_away_is_told_of_while_the_driver_lives_and_when_it
     assert driven.placer.pid != pid and driven.openings()[1].homes == {0: "10.0.0.2"}
 
 
-async def test_a_driver_that_does_not_place_is_followed_by_another(driven, monkeypatch):
+async def test_a_driver_that_does_not_place_and_does_not_answer_is_followed_by_another(driven, monkeypatch):
     monkeypatch.setattr(spawn_ray, "PLACE_TIMEOUT_S", 0.05)
-    (driven.folder / "silent").touch()
+    monkeypatch.setattr(spawn_ray, "PONG_TIMEOUT_S", 0.2)
+    for name in ("silent", "deaf"):
+        (driven.folder / name).touch()
     with pytest.raises(JettisonError, match=r"not placed it in 0\.05 s"):
         await driven.placer.place(post(0))
     await driven.joined(2)
+
+
+async def test_a_driver_that_answers_outlives_a_keeper_for_which_ray_has_no_room(driven, monkeypatch):
+    """A cut host's room may be nowhere: the driver still places others, and watches those that live."""
+    await driven.placer.place(post(1))
+    watching = asyncio.create_task(driven.placer.ended(post(1)))
+    monkeypatch.setattr(spawn_ray, "PLACE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(spawn_ray, "PONG_TIMEOUT_S", PATIENCE_S)
+    pid = driven.placer.pid
+    (driven.folder / "silent").touch()
+    with pytest.raises(JettisonError, match=r"not placed it in 0\.05 s"):
+        await driven.placer.place(post(0))
+    assert (driven.folder / "pinged").exists()
+    assert driven.placer.pid == pid and driven.placer.why_none is None and not watching.done()
+    monkeypatch.setattr(spawn_ray, "PLACE_TIMEOUT_S", PATIENCE_S)
+    (driven.folder / "silent").unlink()
+    assert await driven.placer.place(post(0, 1)) == b"\0"
+    watching.cancel()
+
+
+def test_ray_has_time_to_notice_that_a_host_is_cut():
+    """Measured with Ray 2.60."""
+    assert spawn_ray.PLACE_TIMEOUT_S > 64.7
+
+
+async def test_what_is_removed_before_it_is_admitted_is_forgotten(driven):
+    await driven.placer.place(post(0))
+    (driven.folder / "silent").touch()
+    placing = asyncio.create_task(driven.placer.place(post(1)))
+    await until(lambda: len(driven.placer._requests) == 2)
+    for each in (post(0), post(1)):
+        await driven.placer.remove(each)
+    with pytest.raises(JettisonError, match="it is not needed"):
+        await asyncio.wait_for(placing, PATIENCE_S)
+    assert not driven.placer._requests and not driven.placer._ends and not driven.placer._homes
+    await until((driven.folder / "removed-1-0").exists)
+    (driven.folder / "silent").unlink()
+    assert await driven.placer.place(post(1, 1)) == b"\0", "what the driver has said of them since is passed over"
 
 
 async def test_a_spawner_says_so_and_keeps_only_those_waiting_that_need_a_keeper(driven):

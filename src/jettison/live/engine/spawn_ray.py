@@ -28,9 +28,12 @@ log = logging.getLogger(__name__)
 
 ROOM_TIMEOUT_S = 120.0
 """An autoscaler may have to start machines first."""
-PLACE_TIMEOUT_S = 60.0
-"""Of one keeper, in room that has been found: a process of Ray's starts in seconds. Without its head Ray says nothing,
-and the restart of another worker may wait."""
+PLACE_TIMEOUT_S = 90.0
+"""Of one keeper, in room that has been found: a process of Ray's starts in seconds. But Ray takes a cut host's room
+elsewhere only once it has noticed, 64.7 s after the cut as measured. Without its head Ray says nothing, and the restart
+of another worker may wait."""
+PONG_TIMEOUT_S = 10.0
+"""For a driver that has not placed a keeper in time to say that its cluster is there."""
 _JOIN_TIMEOUT_S = 60.0
 """Of Ray's own start, beside the search for room."""
 FIRST_PAUSE_S = 0.5
@@ -94,6 +97,7 @@ class RayPlacer:
         self._why: str | None = None
         """Why nothing can be placed now."""
         self._able = asyncio.Event()
+        self._pong = asyncio.Event()
         self._is_reopening = False
         """An earlier controller's room is looked for, and no driver has joined yet."""
         self._is_closed = False
@@ -139,8 +143,7 @@ class RayPlacer:
         try:
             return await asyncio.wait_for(request, timeout_s)
         except TimeoutError:
-            if has_room and self._process is not None and self._process.returncode is None:
-                self._process.kill()  # what it is connected to may be no more; another one looks for itself
+            await self._end_if_silent()
             raise JettisonError(f"Ray has not placed it in {timeout_s:g} s") from None
 
     async def admit(self, post: KeeperPost, certificate_pem: str) -> None:
@@ -156,6 +159,7 @@ class RayPlacer:
 
     async def remove(self, post: KeeperPost) -> None:
         """See ``Placer``."""
+        self._over((post.number, post.life), "it is not needed")
         self._homes.pop((post.number, post.life), None)
         if self.pid is not None:
             with suppress(OSError):  # it has just ended
@@ -222,6 +226,21 @@ class RayPlacer:
                 log.warning("Ray is joined again; keepers can be placed")
                 return
 
+    async def _end_if_silent(self) -> None:
+        """A driver that lives and has its cluster places others: Ray only has no room now for the one. Else what it is
+        connected to may be no more, and another driver looks for itself."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        self._pong.clear()
+        try:
+            async with asyncio.timeout(PONG_TIMEOUT_S):
+                await self._tell(p.Ping())
+                await self._pong.wait()
+        except (OSError, TimeoutError):
+            if process.returncode is None:
+                process.kill()
+
     def _cannot_place(self, why: str) -> None:
         is_new, self._why = self._why is None, why
         if is_new:
@@ -242,13 +261,16 @@ class RayPlacer:
             event = msgspec.json.decode(line, type=p.PlacerEvent)
             if isinstance(event, p.Requested):
                 key = event.number, event.life
-                if not self._requests[key].done():  # else it has been given up
+                request = self._requests.get(key)
+                if request is not None and not request.done():  # else it has been given up
                     self._homes[key] = event.ip
-                _set(self._requests[key], bytes.fromhex(event.request_hex))
+                    request.set_result(bytes.fromhex(event.request_hex))
             elif isinstance(event, p.Over):
                 self._over((event.number, event.life), event.why)
             elif isinstance(event, p.Head):
                 self._cannot_place(f"its head does not answer: {event.why_away}")
+            elif isinstance(event, p.Pong):
+                self._pong.set()
         for key in list(self._ends):
             self._over(key, "Ray's driver has ended")
         if not self._is_closed:
@@ -257,7 +279,10 @@ class RayPlacer:
             )
 
     def _over(self, key: tuple[int, int], why: str | None) -> None:
-        request, end = self._requests.pop(key), self._ends.pop(key)
+        """Nothing where this has been told of it, or it has been removed."""
+        request, end = self._requests.pop(key, None), self._ends.pop(key, None)
+        if request is None or end is None:
+            return
         _fail(request, f"Ray has not placed it: {why or 'it has ended at once'}")
         if why is None:
             self._homes.pop(key, None)
