@@ -7,7 +7,7 @@ import yaml
 from manifests import DEPLOY, by_kind, documents, served
 
 from jettison.config.values import parse_bytes
-from jettison.live.machine.memory import INTERPRETER_BYTES, SERVER_BYTES
+from jettison.live.machine.memory import FRONT_END_BYTES, INTERPRETER_BYTES, SERVER_BYTES
 from jettison.server.serving import ABORT_GRACE_S
 from jettison.server.tracing import TIMEOUT_S
 
@@ -82,7 +82,8 @@ def test_the_limit_holds_what_the_instances_need(pod, config):
     resources = pod["containers"][0]["resources"]
     limit = parse_bytes(resources["limits"]["memory"] + "B")
     assert resources["requests"]["memory"] == resources["limits"]["memory"], "else a full node kills it first"
-    assert limit >= SERVER_BYTES + config.instances * (config.memory.memory_bytes + INTERPRETER_BYTES)
+    server_bytes = SERVER_BYTES + config.api_servers * FRONT_END_BYTES
+    assert limit >= server_bytes + config.instances * (config.memory.memory_bytes + INTERPRETER_BYTES)
 
 
 def test_threads_are_no_more_than_the_cores_asked_for(kinds, pod, config):

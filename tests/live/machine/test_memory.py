@@ -11,7 +11,14 @@ from jettison.config import EngineConfig
 from jettison.device.model.create import create_model
 from jettison.errors import BudgetError
 from jettison.live.engine import assembly
-from jettison.live.machine.memory import INTERPRETER_BYTES, SERVER_BYTES, Wanted, cores_warning, memory_limit
+from jettison.live.machine.memory import (
+    FRONT_END_BYTES,
+    INTERPRETER_BYTES,
+    SERVER_BYTES,
+    Wanted,
+    cores_warning,
+    memory_limit,
+)
 
 GIB = 1 << 30
 MACHINE = "this machine's memory and swap"
@@ -61,6 +68,17 @@ def test_the_warning_is_one_line_with_all_numbers() -> None:
     assert "use 3.88 GiB (0.88 GiB of it for 5 interpreters), more than the 3.87 GiB of this control group" in warning
 
 
+def test_front_ends_are_processes_too_and_the_page_has_the_same_formula() -> None:
+    wanted = Wanted(4, 3 * GIB, GIB, num_front_ends=2)
+    assert wanted.process_bytes == SERVER_BYTES + 4 * INTERPRETER_BYTES + 2 * FRONT_END_BYTES
+    warning = wanted.warning((3 * GIB + wanted.process_bytes - 1, GROUP))
+    assert warning is not None and "for 7 interpreters" in warning
+    page = " ".join((Path(__file__).parents[3] / "docs" / "deploy.md").read_text().split())
+    each, server, front_end = (num >> 20 for num in (INTERPRETER_BYTES, SERVER_BYTES, FRONT_END_BYTES))
+    assert f"instances × (`--memory` + {each} MiB) + {server} MiB" in page
+    assert f"{front_end} MiB for each of `--api-servers`" in page
+
+
 def test_interpreters_and_parameters_that_do_not_fit_are_a_complaint_with_both_numbers() -> None:
     wanted = Wanted(4, 3 * GIB, GIB)
     start_bytes = GIB + wanted.process_bytes
@@ -84,20 +102,22 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("api_servers", [0, 2])
 @pytest.mark.parametrize(("instances", "overload", "offline", "warns"), [
     (2, "drop", "priority", False), (3, "drop", "priority", True), (2, "swap", "priority", True),
     (2, "drop", "scheduler", False), (2, "drop", "harvest", True),
 ])
 def test_all_instances_and_their_host_pools_count_together(
-    instances: int, overload: str, offline: str, warns: bool, model_dir: Path, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    instances: int, overload: str, offline: str, warns: bool, api_servers: int, model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:
-    processes_bytes = SERVER_BYTES + instances * INTERPRETER_BYTES
+    processes_bytes = SERVER_BYTES + instances * INTERPRETER_BYTES + api_servers * FRONT_END_BYTES
     monkeypatch.setattr(assembly, "memory_limit", lambda: (2 * GIB + GIB // 2 + processes_bytes, MACHINE))
     monkeypatch.setattr(assembly, "usable_cores", lambda: instances)
     has_pool = overload == "swap" or offline == "harvest"
     config = EngineConfig.resolve(
         model=str(model_dir), memory="1GiB", instances=instances, overload=overload, offline=offline,
+        api_servers=api_servers,
         **({"host_memory": "512MiB"} if has_pool else {}),
     )
     assembly.assemble(config).check()

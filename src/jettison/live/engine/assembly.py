@@ -191,7 +191,8 @@ class Assembly:
         specs = self.worker_specs
         is_hosted = specs[0].back_end == HOST  # else all but the host memory is a card's
         budget_bytes = sum(spec.host_bytes + is_hosted * spec.memory_bytes for spec in specs)
-        wanted = Wanted(len(specs), budget_bytes, is_hosted * self._parameter_bytes_of(specs))
+        parameter_bytes = is_hosted * self._parameter_bytes_of(specs)
+        wanted = Wanted(len(specs), budget_bytes, parameter_bytes, self.config.api_servers)
         limit = memory_limit()
         if (complaint := wanted.complaint(limit)) is not None:
             raise BudgetError(complaint)
