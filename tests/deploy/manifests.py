@@ -30,7 +30,7 @@ def by_kind(path: Path) -> dict[str, dict]:
 
 def served(arguments: Sequence[str]) -> EngineConfig:
     """What ``jettison serve`` with these arguments would serve. Fails on a flag or key that it does not know."""
-    with patch("jettison.server.launch.serve", return_value=0) as server:
+    with patch("jettison.cli.serve._run", return_value=0) as server:
         done = CliRunner().invoke(app, ["serve", *arguments])
     assert done.exit_code == 0, (done.output, done.exception)
     return server.call_args.args[0]

@@ -12,7 +12,7 @@ import yaml
 from manifests import DEPLOY, by_kind, served
 
 from jettison.config.values import parse_bytes
-from jettison.live.machine.memory import INTERPRETER_BYTES, SERVER_BYTES
+from jettison.live.machine.memory import FRONT_END_BYTES, INTERPRETER_BYTES, SERVER_BYTES
 from jettison.server.serving import ABORT_GRACE_S
 from jettison.server.tracing import TIMEOUT_S
 
@@ -68,6 +68,15 @@ def test_kuberay_s_schema_takes_it(cluster):
             jsonschema.validate(each, SCHEMA)
 
 
+def test_what_it_offers_in_a_comment_is_taken_too(cluster):
+    jsonschema = pytest.importorskip("jsonschema")
+    text = FILE.read_text()
+    chosen = text.replace("  # gcsFaultToleranceOptions:", "  gcsFaultToleranceOptions:")
+    (changed,) = [each["spec"] for each in yaml.safe_load_all(chosen) if each["kind"] == "RayCluster"]
+    assert changed == cluster | {"gcsFaultToleranceOptions": {"redisAddress": "redis:6379"}}
+    jsonschema.validate(changed, SCHEMA)
+
+
 @pytest.mark.parametrize("version", ["1.27.0", "1.37.0"])
 def test_kubernetes_takes_the_rest(version, kinds, groups):
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -111,17 +120,32 @@ def test_each_instance_has_a_pod_that_holds_it(cluster, groups, config):
     assert all(group["rayStartParams"]["num-cpus"] == "0" for group in others), "no instance beside the head"
 
 
+def test_more_pods_are_brought_for_more_instances_by_an_autoscaler_that_may_ask_for_them(cluster, groups):
+    """It runs beside the head, in its image, with an account of KubeRay's, and writes where the head does."""
+    (workers,) = [group for group in cluster["workerGroupSpecs"] if group["groupName"] == "workers"]
+    assert workers["maxReplicas"] > workers["replicas"] and cluster["enableInTreeAutoscaling"]
+    assert groups["head"]["automountServiceAccountToken"] and "serviceAccountName" not in groups["head"]
+    head, options = groups["head"]["containers"][0], cluster["autoscalerOptions"]
+    assert options["securityContext"] == head["securityContext"]
+    assert options["volumeMounts"] == head["volumeMounts"] and options["env"][0] in head["env"]
+
+
+def test_a_controller_that_crashes_is_followed_by_another(config):
+    assert config.api_servers >= 1
+
+
 def test_the_server_has_memory_and_time_to_end(groups, server, config):
-    assert parse_bytes(server["resources"]["limits"]["memory"] + "B") >= SERVER_BYTES
+    needed = SERVER_BYTES + config.api_servers * FRONT_END_BYTES
+    assert parse_bytes(server["resources"]["limits"]["memory"] + "B") >= needed
     (_, asleep_s) = server["lifecycle"]["preStop"]["exec"]["command"]
     needed_s = float(asleep_s) + config.server.shutdown_timeout_s + ABORT_GRACE_S + TIMEOUT_S
     assert groups["server"]["terminationGracePeriodSeconds"] > needed_s
 
 
 def test_names_lead_somewhere_and_all_is_locked_up(kinds, groups):
-    for pod in groups.values():
+    for name, pod in groups.items():
         volumes = {each["name"] for each in pod["volumes"]}
-        assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
+        assert pod["securityContext"]["runAsNonRoot"] and pod["automountServiceAccountToken"] == (name == "head")
         for container in (*pod.get("initContainers", ()), *pod["containers"]):
             assert {each["name"] for each in container["volumeMounts"]} <= volumes
             told = container["securityContext"]
