@@ -9,9 +9,9 @@ greedy; each seed begins with another contender, and each of Jettison's runs wit
 
 The speed of Jettison's instances is measured first, and the arrivals' rate is fitted to it, once for all seeds
 (``simulate.calibrate``: peak demand 0.6 to 0.8 of the merged capacity; of these the rate whose predicted gain is the
-safest over the seeds). ``--rate-share`` takes a part of that, for a lighter burst, ``--rate-scale`` another. vLLM has as many KV blocks of the same size and one core a
-replica, behind a least-connections proxy, and nothing was fitted to it: ``--ample`` adds what it does with the first
-seed where memory never binds.
+safest over the seeds). ``--rate-share`` takes a part of that, for a lighter burst, ``--rate-scale`` another. vLLM has
+as many KV blocks of the same size and one core a replica, behind a least-connections proxy, and nothing was fitted to
+it: ``--ample`` adds what it does with the first seed where memory never binds.
 
 Answers of ``drop`` are compared, letter for letter, with those of ``recompute``.
 """
