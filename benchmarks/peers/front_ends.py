@@ -134,7 +134,7 @@ async def serve(folder: Path, port: int, num_fronts: int, line: ParentLine | Non
     asyncio.get_running_loop().create_task(engine.run())
     if line is None:
         return await run_server(app, "127.0.0.1", port, shutdown_timeout_s=0.1)
-    line.open()
+    line.open(0.0)
     async with front_ends(server_state(app), config, None, line, on_served=lambda: None) as listener:
         return await run_on(app, listener, shutdown_timeout_s=0.1, stop=line.stop, force=line.force)
 
