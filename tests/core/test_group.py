@@ -238,6 +238,39 @@ def test_who_counted_on_held_blocks_behind_one_that_was_evicted_waits() -> None:
     assert waits.phase is Phase.WAITING and list(bench.group.queues.waiting) == [waits]
 
 
+def test_admissions_that_evict_what_others_of_their_plan_counted_on_do_not_take_more_than_there_is() -> None:
+    """X's copy of a common block is the one that is found, and Y's blocks follow on it. Z evicts it; A, which counted
+    on Y's blocks, takes more than planned, and B, which counts on none, waits."""
+    bench = Bench(31, max_num_batched_tokens=400, max_num_seqs=10)
+    common = [1] * 4
+    conversation = [*common, *range(200, 224)]
+    bench.ask("X", [*common, *range(300, 308)], max_tokens=1)
+    bench.ask("Y", conversation)
+    bench.step()
+    bench.ask("W", list(range(400, 440)), max_tokens=1)
+    bench.step()
+    bench.ask("Z", list(range(500, 552)))
+    bench.ask("A", [*conversation, 7, 7, 7, 7])
+    bench.ask("B", list(range(600, 620)))
+    rows = bench.step()
+    assert [name for name, *_ in rows][:2] == ["Y", "Z"] and "B" not in [name for name, *_ in rows]
+
+
+def test_a_prefix_that_one_stage_has_lost_is_room_in_no_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(31, num_stages=2, max_num_batched_tokens=400, max_num_seqs=10)
+    state = bench.ask("A", list(range(100, 124)), max_tokens=4)
+    bench.step()
+    first, second = bench.ledgers.values()
+    hashes = bench.group.blocks.prompt_names(state)
+    assert len(first.lookup(hashes)) == len(second.lookup(hashes)) == 6
+    other = bench.ask("B", [*range(100, 124), 7])
+    assert bench.group.blocks.cached_prefix(other) == (24, 1)
+    look_up = BlockLedger.lookup
+    monkeypatch.setattr(BlockLedger, "lookup", lambda self, names: [] if self is second else look_up(self, names))
+    first.allocate("others", first.num_free - 1)
+    assert second.num_free >= 7 and not bench.group.blocks.can_admit(other, 24), "it takes seven blocks in both"
+
+
 def test_a_cached_block_that_an_earlier_admission_evicts_is_computed_instead() -> None:
     bench = Bench(num_blocks=6, max_num_batched_tokens=64)
     bench.ask("a", 16, max_tokens=1)

@@ -15,9 +15,11 @@ from test_any_schedule import ASKED, CLUSTER, FAULTS, N_EXAMPLES, Asked, Cluster
 from test_restoring import asked_by_shard
 
 from jettison.core import ports
+from jettison.core.ladder.swap import SwapRung
 from jettison.core.moving.merging import MergePhase
 from jettison.core.moving.recovery import RecoveryPhase
 from jettison.core.moving.restoring import RestorePhase
+from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
 from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
@@ -631,3 +633,33 @@ def test_three_deaths_in_a_long_life_are_no_pattern() -> None:
     cluster.run()
     assert {end for ends in cluster.ends.values() for end in ends} <= {"length", "stop"}
     expect_all_well(cluster)
+
+
+def test_a_sleeper_whose_pool_a_request_left_gets_no_layers_back_by_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request comes back from its pool to another worker, which dies meanwhile."""
+    cluster = FakeCluster(num_workers=3, full_blocks=60, policy="swap", host_slots=500, swap_budget=1)
+    fill(cluster, 6, prompt=30, output=120)
+    cluster.run(until_ms=60)
+    workers = cluster.core.state.workers
+    (group,) = (g for g in cluster.core.groups.values() if g.worker_ids == (0,))
+    monkeypatch.setattr(SwapRung, "_returning", lambda self, group: ())
+
+    def settled() -> list[RequestState]:
+        running = group.queues.running.values()
+        return [s for s in running if s.is_settled and not s.num_pending and s.num_computed]
+
+    cluster.run(stop=lambda: bool(settled()))
+    state = settled()[0]
+    cluster.core.hosted.swap.send_out(state)
+    cluster.run(stop=lambda: state.phase is Phase.STORED)
+    cluster.carry_out(cluster.core.request_sleep([0], 2, cluster.now))
+    cluster.run(stop=lambda: workers[0].is_asleep and cluster.core.sleepers.is_idle)
+    monkeypatch.undo()
+    cluster.run(stop=lambda: any(p.ends[0] == 0 != p.ends[1] for p in cluster.core.state.book.transfers.values()))
+    dead = next(p.ends[1] for p in cluster.core.state.book.transfers.values() if p.ends[0] == 0 != p.ends[1])
+    cluster.kill(dead)
+    cluster.restart_at(dead, cluster.now / MS + 300)
+    cluster.run()
+    assert workers[0].is_asleep and not workers[0].layout.shards, "it sleeps on, and holds nothing"
+    cluster.expect_outputs()
+    cluster.core.check()

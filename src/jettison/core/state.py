@@ -77,6 +77,8 @@ class WorkerState:
     """Tables of requests that have left because of a fault: held until no old step and none of these transfers can
     write to their blocks any more (``core.moving.recovering``)."""
 
+    given_up: list[RequestId] = field(default_factory=list)
+    """Names that hold nothing any more once the ledger is unlocked."""
     copying: set[RequestId] = field(default_factory=set)
     """Names under which copies beside steps hold the blocks and slots that they read and write here
     (``core.moving.checkpoints``)."""
@@ -90,6 +92,21 @@ class WorkerState:
     def is_missed(self) -> bool:
         """It has died awake, and is being started again."""
         return self.is_provisioned and not (self.alive or self.is_gone or self.is_asleep)
+
+    def give_up(self, name: RequestId) -> None:
+        """Release the blocks that a name holds, if any: at once, or when the ledger is unlocked. The blocks that a
+        layout moves as it is applied are those that were held when it was offered."""
+        if self.ledger_locked:
+            self.given_up.append(name)
+        elif self.ledger.has(name):
+            self.ledger.release(name)
+
+    def unlock(self) -> None:
+        """Let blocks change hands again, and release what was given up meanwhile."""
+        self.ledger_locked = False
+        names, self.given_up = self.given_up, []
+        for name in names:
+            self.give_up(name)
 
     def resident(self, shape: ModelShape) -> LayerRange:
         """Layers whose parameters it holds and may run (a contiguous range)."""
@@ -398,6 +415,7 @@ class ClusterState:
         for worker in self.workers.values():
             for request_id in worker.ledger.requests():
                 known = request_id in self.requests or request_id in worker.ghosts or request_id in worker.copying
+                known = known or request_id in worker.given_up
                 assert known, f"blocks of {request_id} at worker {worker.worker_id} leaked"
         self._check_residences()
         lost = {w.worker_id for w in self.workers.values() if not w.alive}

@@ -268,8 +268,7 @@ class Checkpoints:
         piece = self._pieces.pop(event.transfer_id)
         worker, pool = self._cluster.workers[piece.worker_id], self._store.pools[piece.worker_id]
         worker.copying.discard(piece.name)
-        if worker.ledger.has(piece.name):  # else the worker is dead, and its ledger empty
-            worker.ledger.release(piece.name)
+        worker.give_up(piece.name)  # a dead worker's ledger is empty
         slots = pool.slots(piece.name)
         if event.complete:
             pool.note_written(slots)

@@ -297,6 +297,8 @@ class Merging:
             states += source.queues.take_all()
             self._cluster.dissolve(source)
         self._exchange.begin(group, states, now_ns)
+        for state in group.queues.all_requests():
+            self._cluster.reap(state)  # it ended while ledgers were locked
         counters = self._cluster.counters
         counters.num_drops += 1
         counters.drop_ns += now_ns - self._started_ns

@@ -166,7 +166,9 @@ class Recoveries:
         actions: list[Action] = [Record("worker_lost", now_ns, record)]
         actions += called_off + self._fence(dead)
         for survivor in sorted(touched - {worker_id}):
-            self._recovery_of(survivor, now_ns)
+            # A sleeper has nothing to get back: what it sent ends by itself, and nothing lands there.
+            if not cluster.workers[survivor].is_asleep:
+                self._recovery_of(survivor, now_ns)
         for pending in calls:
             if (recovery := self.by_worker.get(pending.call.worker_id)) is not None:
                 recovery.inherit(pending)
@@ -190,7 +192,7 @@ class Recoveries:
         dead.ghosts.clear()
         dead.unfilled.clear()
         dead.num_relayouts_open = 0
-        dead.ledger_locked = False
+        dead.unlock()
         self._cluster.book.forget_calls(dead.worker_id)
         if (recovery := self.by_worker.pop(dead.worker_id, None)) is not None:
             recovery.abandon()

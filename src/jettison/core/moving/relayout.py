@@ -151,4 +151,4 @@ class Relayout:
         self.failure = failure
         self.worker.num_relayouts_open -= 1
         if self._shrinks:
-            self.worker.ledger_locked = False
+            self.worker.unlock()

@@ -393,6 +393,7 @@ class Sleepers:
         self._emptying.pop(worker_id, None)
         self._asked.pop(worker_id, None)
         self._start_ns.pop(worker_id, None)
+        self._since_ns.pop(worker_id, None)
         worker = self._cluster.workers[worker_id]
         self._note(worker, is_asleep=(worker.is_asleep or was_leaving) and worker_id not in self._to_wake)
         self._to_wake.discard(worker_id)

@@ -216,14 +216,18 @@ class GroupBlocks:
 
     def can_admit(self, state: RequestState, num_cached_tokens: int) -> bool:
         """Whether every stage has room for a request that was planned with so many cached tokens, as its cached prefix
-        is now; True without any such tokens. A plan counts on blocks that other requests hold. Where these come after a
-        cached block in the chain, and growth in the same plan has evicted that one, the look-up finds none of them."""
-        if not num_cached_tokens:
-            return True
-        hashes = state.hashes[: num_cached_tokens // self._limits.block_size]
+        is now. A plan counts on blocks that other requests hold. Where these come after a cached block in the chain,
+        and growth or an admission in the same plan has evicted that one, no look-up finds them: then this request takes
+        more than planned, or one before it has."""
         total = self._limits.blocks_for(state.num_tokens)
+        if not num_cached_tokens:
+            return total <= min(ledger.num_free for ledger in self.ledgers)
+        hashes = state.hashes[: num_cached_tokens // self._limits.block_size]
+        found = [ledger.lookup(hashes) for ledger in self.ledgers]
+        num = min(len(ids) for ids in found)
         return all(
-            total - sum(map(ledger.is_held, ledger.lookup(hashes))) <= ledger.num_free for ledger in self.ledgers
+            total - sum(map(ledger.is_held, ids[:num])) <= ledger.num_free
+            for ledger, ids in zip(self.ledgers, found, strict=True)
         )
 
     def grow(self, state: RequestState, num_blocks: int) -> None:

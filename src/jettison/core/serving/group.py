@@ -276,7 +276,10 @@ class Group:
         if plan.admissions:
             taken = queues.take_waiting([admission.request_id for admission in plan.admissions], self._steps_aside)
             for index, (admission, state) in enumerate(zip(plan.admissions, taken, strict=True)):
-                if not self.blocks.can_admit(state, admission.num_cached_tokens):
+                # The first takes what was planned, unless it counts on cached blocks.
+                if (index or admission.num_cached_tokens) and not self.blocks.can_admit(
+                    state, admission.num_cached_tokens
+                ):
                     for put_back in taken[index:]:
                         queues.enqueue(put_back)
                     break
