@@ -74,6 +74,37 @@ async def test_a_stream_has_the_full_order_of_events(serve):
     assert last.keys() == whole.keys()
 
 
+EDIT = {"type": "custom", "name": "edit", "description": "Edits a text."}
+
+
+@pytest.mark.parametrize("at_once", [1, 1000])
+async def test_a_stream_adds_up_to_each_text_once(at_once, serve, tokenizer_of):
+    """As the SDK adds it up, which begins with the item that was added; for what it only passes on, as it would."""
+    said = "<think>\nHm, rain?\n</think>\n\nI look.\n" + hermes([*TWO, ("edit", {"input": "a b"})])
+    engine = says(said)
+    engine.tokens_per_event = at_once
+    async with (
+        serve(engine, tokenizer=tokenizer_of(template("qwen3"))) as served,
+        served.openai().responses.stream(model="fake", input="hi", tools=[*FLAT, EDIT]) as stream,
+    ):
+        events = [event async for event in stream]
+        final = await stream.get_final_response()
+    added = [event.item for event in events if event.type == "response.output_item.added"]
+    assert [item.type for item in added] == [item.type for item in final.output]
+    assert [getattr(item, "status", None) for item in added] == ["in_progress"] * 5
+    assert added[0].content == [] and added[0].summary == []
+    assert added[4].input == "" and final.output[4].input == "a b"
+    parts = [event.part.text for event in events if event.type == "response.content_part.added"]
+    assert parts == ["", ""]
+    whole = [final.output[0].content[0].text, final.output[1].content[0].text, *(
+        item.arguments for item in final.output[2:4]), final.output[4].input]
+    for at, text in enumerate(whole):
+        deltas = [event for event in events if event.type.endswith(".delta") and event.output_index == at]
+        assert "".join(event.delta for event in deltas) == text
+        if at in (1, 2, 3):
+            assert deltas[-1].snapshot == text
+
+
 async def test_thoughts_text_and_calls_are_items_streamed_as_whole(serve, tokenizer_of):
     said = "<think>\nHm, rain?\n</think>\n\nI look.\n" + hermes(TWO)
     async with serve(says(said), tokenizer=tokenizer_of(template("qwen3"))) as served:

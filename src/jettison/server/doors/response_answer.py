@@ -161,8 +161,11 @@ class ResponseAnswer(WireAnswer):
         return done + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _opened(self, block: Block, at: Document) -> bytes:
+        """The block has texts already, those of the same delta. Events that follow tell them, and clients add these
+        to the item, so the item is that of an empty block."""
+        empty = Block(block.kind, block.index, block.id, block.name)
         added = self._event(
-            "response.output_item.added", output_index=block.index, item=self._item(block, "in_progress"))
+            "response.output_item.added", output_index=block.index, item=self._item(empty, "in_progress"))
         if block.kind == "call":
             return added
         return added + self._event("response.content_part.added", **at, content_index=0, part=_part(block, ""))
