@@ -74,6 +74,19 @@ async def test_a_stream_has_the_full_order_of_events(serve):
     assert last.keys() == whole.keys()
 
 
+STRICT = """
+{%- for m in messages if m.role != 'system' %}
+    {%- if m.role == 'user' and not loop.first and loop.previtem.role == 'user' %}
+        {{- raise_exception('Roles must alternate.') }}
+    {%- endif %}
+    {{- m.role }}:{{ m.content }}
+    {%- for call in m.tool_calls %}
+        {{- call.function.name }}{% for k, v in call.function.arguments.items() %} {{ {k: v} | tojson }}{% endfor %}
+    {%- endfor %};
+{%- endfor %}
+{#- <tool_call>{"name": "", "arguments": {}}</tool_call> <think> </think> {{ tools }} -#}
+"""
+"""A template that reads arguments as mappings, and wants roles to alternate."""
 EDIT = {"type": "custom", "name": "edit", "description": "Edits a text."}
 
 
@@ -151,6 +164,53 @@ async def test_an_agent_of_the_sdk_comes_to_its_end(serve, tokenizer_of):
             assert answer.output_text == "It rains."
             prompts.append([bytes(t for t in r.prompt_token_ids if t < 256) for r in served.state.engine.accepted])
     assert prompts[0] == prompts[1] and prompts[0][-1].count(b"<tool_response>") == 3
+
+
+@pytest.mark.parametrize("thought", ["", "<think>\nHm.\n</think>\n\n"])
+async def test_a_conversation_goes_on_from_a_call_that_was_cut(thought, serve, tokenizer_of):
+    """Without the call, which no template can write; with its text where the client has an output of it."""
+    said = thought + hermes([("get_weather", {"city": "x" * 600})])
+    num_said = len(said) - 100
+    async with serve(says(said), tokenizer=tokenizer_of(STRICT)) as served:
+        client, engine = served.openai(), served.state.engine
+
+        def prompt():
+            return bytes(t for t in engine.accepted[-1].prompt_token_ids if t < 256).decode()
+
+        cut = await client.responses.create(
+            model="fake", input="Weather?", tools=FLAT, max_output_tokens=num_said)
+        call = cut.output[-1]
+        assert (cut.status, call.type, call.status) == ("incomplete", "function_call", "incomplete")
+        went_on = await client.responses.create(
+            model="fake", input="Go on.", tools=FLAT, previous_response_id=cut.id, max_output_tokens=num_said)
+        assert prompt() == "user:Weather?;assistant:;user:Go on.;"
+        again = await client.responses.create(
+            model="fake", input="Once more.", previous_response_id=went_on.id)
+        assert prompt() == "user:Weather?;assistant:;user:Go on.;assistant:;user:Once more.;" and again.output
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "Broken."}
+        for items in ([output], [output, {"role": "user", "content": "Go on."}]):
+            answer = await client.responses.create(
+                model="fake", input=items, previous_response_id=cut.id, max_output_tokens=1)
+        told = json.dumps({"unread_arguments": call.arguments})
+        assert prompt() == f"user:Weather?;assistant:get_weather {told};tool:Broken.;user:Go on.;"
+        await client.responses.create(model="fake", input="And?", previous_response_id=answer.id)
+        assert f"assistant:get_weather {told};tool:Broken.;user:Go on.;assistant:" in prompt()
+        kept = (await client.responses.retrieve(cut.id)).output
+        assert kept[-1].arguments == call.arguments
+
+
+async def test_a_cut_call_of_a_custom_tool_is_left_out_too(serve, tokenizer_of):
+    said = hermes([("edit", {"input": "x" * 600})])
+    async with serve(says(said), tokenizer=tokenizer_of(template("qwen3"))) as served:
+        client, engine = served.openai(), served.state.engine
+        cut = await client.responses.create(
+            model="fake", input="Edit.", tools=[EDIT], max_output_tokens=len(said) - 100)
+        assert (cut.output[0].type, cut.status) == ("custom_tool_call", "incomplete")
+        for items, is_told in (("Go on.", False), ([{
+            "type": "custom_tool_call_output", "call_id": cut.output[0].call_id, "output": "Broken."}], True)):
+            await client.responses.create(model="fake", input=items, tools=[EDIT], previous_response_id=cut.id)
+            prompt = bytes(t for t in engine.accepted[-1].prompt_token_ids if t < 256)
+            assert (b'"name": "edit", "arguments": {"input"' in prompt) == is_told
 
 
 async def test_equal_tools_are_taken_and_ambiguous_ones_are_not(serve):

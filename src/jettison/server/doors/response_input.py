@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from jettison.server.conversation import bad_arguments
 from jettison.server.doors.response_tables import SAMPLED, ResponseFields
 from jettison.server.doors.response_tools import Names, chat_call, chat_choice, chat_tools
 from jettison.server.doors.wire import checked_object, checked_text, kind_of, unsupported, wrong_type
 from jettison.server.errors import bad_request
+from jettison.server.json_out import encode
 
 Chat = dict[str, Any]
 Item = dict[str, Any]
@@ -25,6 +27,7 @@ RENAMED = {
 MAX_ITEMS = 4096
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _NO_MEDIA = "only text is read here"
 _INCLUDABLE_LOGPROBS = "message.output_text.logprobs"
 
@@ -38,6 +41,32 @@ def items_of(raw: object) -> list[Item]:
     if not isinstance(raw, list):
         raise wrong_type("input", "a string or a list of items")
     return [checked_object(item, f"input[{at}]") for at, item in enumerate(raw)]
+
+
+def mended(before: list[Item], items: list[Item]) -> list[Item]:
+    """The items of previous responses, so that a template can write them: most refuse a call whose arguments are no
+    object, as those of an answer that was cut are. Such a call is left out, unless the client sends an output of it:
+    then its arguments are kept as a text. A turn that was only this call is kept as an empty message, as many templates
+    want the roles to alternate. ``items``: those of the request, unchecked."""
+    answered = {call_id for item in (*before, *items)
+                if item.get("type") in _OUTPUTS and isinstance(call_id := item.get("call_id"), str)}  # fmt: skip
+    kept: list[Item] = []
+    for item in before:
+        if not _is_broken(item):
+            kept.append(item)
+        elif item["call_id"] in answered:
+            kept.append(item if "input" in item else item | {
+                "arguments": encode({"unread_arguments": item["arguments"]}).decode()})
+        elif not kept or kept[-1].get("role", "assistant") != "assistant" or kept[-1].get("type") in _OUTPUTS:
+            kept.append({"type": "message", "role": "assistant", "content": []})
+    return kept
+
+
+def _is_broken(item: Item) -> bool:
+    """Whether it is a call that was cut inside its arguments, or has none that a template can read."""
+    if item.get("type") == "custom_tool_call":
+        return item.get("status") == "incomplete"
+    return item.get("type") == "function_call" and bad_arguments([{"tool_calls": [chat_call(item, "")]}]) is not None
 
 
 def chat_of(
@@ -75,7 +104,7 @@ def messages_of(items: list[Item], name: str) -> list[Chat]:
                 _assistant(made, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thoughts
         elif kind in ("function_call", "custom_tool_call"):
             _assistant(made).setdefault("tool_calls", []).append(chat_call(item, path))
-        elif kind in ("function_call_output", "custom_tool_call_output"):
+        elif kind in _OUTPUTS:
             call_id = checked_text(item.get("call_id"), f"{path}.call_id")
             text = _text(item.get("output"), f"{path}.output")
             made.append({"role": "tool", "tool_call_id": call_id, "content": text})

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from jettison.server.chat import ChatEndpoint
 from jettison.server.doors.response_answer import Keep, ResponseAnswer
-from jettison.server.doors.response_input import RENAMED, chat_of, items_of
+from jettison.server.doors.response_input import RENAMED, chat_of, items_of, mended
 from jettison.server.doors.response_store import MAX_RESPONSE_BYTES, StoredResponse
 from jettison.server.doors.response_tables import RESPONSES, ResponseFields
 from jettison.server.doors.wire import raw, renamed, wrong_type
@@ -44,6 +44,7 @@ class ResponsesEndpoint(ChatEndpoint):
         _check_metadata(fields.metadata)
         before = await self._before(tenant, fields.previous_response_id)
         items = items_of(fields.input)
+        before = mended(before, items)
         chat, names = chat_of(fields, document, before, items)
         try:
             plan, prompts, _ = await self.prepare(chat)
