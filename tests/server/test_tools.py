@@ -221,6 +221,27 @@ async def test_an_answer_cut_in_a_call_ends_by_its_length(serve, tokenizer_of):
                 assert message["tool_calls"][0]["function"]["arguments"].startswith('{"city": "xxx')
 
 
+@pytest.mark.parametrize("at_once", [1, 1000])
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_the_prompt_is_told_once_beside_the_choices_of_a_streams_first_chunk(
+    at_once, choices, serve, tokenizer_of
+):
+    engine = says(hermes(TWO))
+    engine.tokens_per_event = at_once
+    fields = {"n": choices, "return_token_ids": True, "return_prompt_text": True, "stream": True}
+    async with serve(engine, tokenizer=tokenizer_of(template("qwen3"))) as served:
+        for tools in ({}, {"tools": TOOLS}):
+            streamed = await served.post("/v1/chat/completions", ASK | fields | tools)
+            first, *others = [json.loads(event) for event in sse_events(streamed.text)[:-1]]
+            assert first["prompt_token_ids"] == list(engine.accepted[-1].prompt_token_ids)
+            assert first["prompt_text"]
+            assert not any("prompt_text" in chunk or "prompt_token_ids" in chunk for chunk in others)
+            assert not any("prompt_token_ids" in choice for chunk in (first, *others) for choice in chunk["choices"])
+            (choice,) = first["choices"]
+            told = [one for chunk in (first, *others) for one in chunk["choices"] if one["index"] == choice["index"]]
+            assert [i for one in told for i in one["token_ids"]] == [*hermes(TWO).encode(), EOS]
+
+
 async def test_without_a_parser_calls_stay_content(serve, tokenizer_of):
     for family, parser in (("harmony", "gpt_oss"), ("qwen3", "hermes")):
         tokenizer = tokenizer_of(template(family), tool_call_parser="none")

@@ -108,14 +108,13 @@ class ChatAnswer(Answer):
         ]
         if self.plan.return_token_ids:
             parts += b',"token_ids":', encode(delta.token_ids)
-            if first:
-                parts += b',"prompt_token_ids":', encode(job.prompt.token_ids)
         parts.append(b"}")
         return b"".join(parts)
 
     def first_fields(self, job: Job) -> bytes:
         """See ``Answer``."""
-        return b"" if self._prompt_text is None else b',"prompt_text":' + encode(self._prompt_text)
+        told = b',"prompt_token_ids":' + encode(job.prompt.token_ids) if self.plan.return_token_ids else b""
+        return told if self._prompt_text is None else told + b',"prompt_text":' + encode(self._prompt_text)
 
     def collect(self, job: Job, event: TokenEvent, delta: Delta) -> None:
         """See ``Answer``."""

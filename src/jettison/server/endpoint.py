@@ -91,6 +91,8 @@ class Answer(WireAnswer):
         self.model = model
         tier = {} if plan.service_tier is None else {"service_tier": plan.service_tier}
         self.header = {"id": self.id, "object": kind, "created": self.created_s, "model": model, **tier}
+        self._has_begun = False
+        """Whether a chunk has been made."""
         # All chunks begin alike: encoded once.
         self.chunk_head = b"data: " + encode(self.chunk_header())[:-1] + b',"choices":['
 
@@ -105,14 +107,16 @@ class Answer(WireAnswer):
     def chunk(self, job: Job, event: TokenEvent, delta: Delta, generation: Generation) -> bytes:
         """One event of the stream."""
         choice = self.choice_chunk(job, event, delta)
-        is_first = job.index == 0 and job.num_events == 0
-        tail = b"]" + (self.first_fields(job) if is_first else b"")
+        tail = b"]"
+        if not self._has_begun:
+            self._has_begun = True
+            tail += self.first_fields(job)
         if self.plan.continuous_usage:
             tail += b',"usage":' + encode(self.usage(generation))
         return b"".join((self.chunk_head, choice, tail, b"}\n\n"))
 
     def first_fields(self, job: Job) -> bytes:
-        """Fields of the first choice's first chunk beside its choices, as JSON that begins with a comma."""
+        """Fields of a stream's first chunk beside its choices, as JSON that begins with a comma."""
         return b""
 
     def closing(self, generation: Generation) -> bytes:
