@@ -26,6 +26,7 @@ from jettison.server.parsers.registry import call_kind, call_names, thinking_kin
 from jettison.server.parsers.whole import ArgumentsParser
 from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
+from jettison.types import FinishReason
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
 WEATHER = {"type": "function", "function": {
@@ -240,6 +241,21 @@ async def test_the_prompt_is_told_once_beside_the_choices_of_a_streams_first_chu
             (choice,) = first["choices"]
             told = [one for chunk in (first, *others) for one in chunk["choices"] if one["index"] == choice["index"]]
             assert [i for one in told for i in one["token_ids"]] == [*hermes(TWO).encode(), EOS]
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.CANCELLED])
+async def test_an_answer_that_is_over_stays_whole_where_the_engine_fails_it_then(reason, serve, tokenizer_of):
+    """The answer ends before the engine's own end: with a stop string, or with the only call that it may have."""
+    for said, fields, ending in (
+        ("Yes.STOP and more", {"stop": ["STOP"]}, "stop"),
+        (hermes(TWO), {"tools": TOOLS, "parallel_tool_calls": False}, "tool_calls"),
+    ):
+        engine = says(said)
+        engine.finish_early = lambda request_id, engine=engine: engine._end(request_id, reason)
+        async with serve(engine, tokenizer=tokenizer_of(template("qwen3"))) as served:
+            message, end, _, _ = await both_ways(served, **fields)
+            assert end == ending
+            assert message["content"] == "Yes." if end == "stop" else called(message) == [OSLO]
 
 
 async def test_without_a_parser_calls_stay_content(serve, tokenizer_of):

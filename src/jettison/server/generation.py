@@ -207,7 +207,8 @@ class Generation:
                 self._finish_with(job, event)
                 if self.client_is_gone:
                     return
-                self._check(event)
+                if delta is not None:  # else the choice was over before, and is whole, however its request has ended
+                    self._check(event)
             if delta is None:
                 continue
             if delta.finish_reason is not None and event.finish_reason is None:
