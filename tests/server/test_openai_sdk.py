@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import openai
 import pytest
 from fake_engine import FakeEngine, bytes_of
-from served import EOS, eventually
+from served import EOS, eventually, sse_events
 
 
 async def test_chat(serve):
@@ -142,6 +143,32 @@ async def test_stop_strings_cross_tokens_and_truncate(serve, stream):
     assert len(engine.finished_early) == 1
     assert not engine.cancelled
     assert not engine.running
+
+
+STOPPED = [
+    ({"stop": ["two, f", "o, th"]}, "stop", "o, th"),
+    ({"stop": ["x", "w"], "stop_token_ids": [ord("t")]}, "stop", ord("t")),
+    ({"stop": ["t"], "stop_token_ids": [ord("t")], "include_stop_str_in_output": True}, "stop", "t"),
+    ({"stop_token_ids": [EOS]}, "stop", EOS),
+    ({"stop": ["x"], "stop_token_ids": [ord("x")]}, "stop", None),
+    ({"stop": ["two"], "max_tokens": 3}, "length", None),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason", "stopped"), STOPPED)
+async def test_a_choice_tells_what_stopped_it(fields, reason, stopped, serve):
+    """As vLLM's do: the stop string, or the token of ``stop_token_ids``; an end of the model's own is none of them."""
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    async with serve(FakeEngine(lambda request: [*b"one, two, three", EOS])) as served:
+        for path, asked in (("completions", {"prompt": "p"}), ("chat/completions", chat)):
+            body = {"model": "fake", "max_tokens": 40, "n": 2} | asked | fields
+            whole = (await served.post(f"/v1/{path}", body)).json()["choices"]
+            assert [(choice["finish_reason"], choice["stop_reason"]) for choice in whole] == [(reason, stopped)] * 2
+            answer = await served.post(f"/v1/{path}", body | {"stream": True})
+            told = [choice for event in sse_events(answer.text)[:-1] for choice in json.loads(event)["choices"]]
+            last = [choice for choice in told if choice["finish_reason"] is not None]
+            assert [(choice["finish_reason"], choice["stop_reason"]) for choice in last] == [(reason, stopped)] * 2
+            assert not any("stop_reason" in choice for choice in told if choice not in last)
 
 
 async def test_stop_strings_wait_for_min_tokens(serve):

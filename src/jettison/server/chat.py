@@ -9,7 +9,7 @@ from jettison.live.engine.api import TokenEvent
 from jettison.server.chat_options import chat_options, say_reasoning, with_reasoning
 from jettison.server.chat_parts import ChoiceParts
 from jettison.server.choice import Delta
-from jettison.server.endpoint import FINISH_JSON, Answer, GenerationEndpoint, WireAnswer
+from jettison.server.endpoint import Answer, GenerationEndpoint, WireAnswer, finish_json
 from jettison.server.fields import ChatFields, parse_fields
 from jettison.server.forced_calls import constraint_of
 from jettison.server.generation import Generation, Job
@@ -104,7 +104,7 @@ class ChatAnswer(Answer):
         parts += [
             b',"logprobs":',
             b"null" if self.plan.params.logprobs is None else encode(self._logprobs(delta.logprobs)),
-            FINISH_JSON[delta.finish_reason],
+            finish_json(job, delta),
         ]
         if self.plan.return_token_ids:
             parts += b',"token_ids":', encode(delta.token_ids)
@@ -152,6 +152,7 @@ class ChatAnswer(Answer):
             "message": message,
             "logprobs": None if self.plan.params.logprobs is None else self._logprobs(collected.logprobs),
             "finish_reason": job.text.finish_reason,
+            "stop_reason": job.text.stop_reason,
         }
         if self.plan.return_token_ids:
             choice["token_ids"] = collected.token_ids

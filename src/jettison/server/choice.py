@@ -38,7 +38,8 @@ class ChoiceText:
 
     __slots__ = (
         "_detokenizer", "_keeps_stop", "_matcher", "_min_tokens", "_num_chars", "_repetition", "_seen",
-        "_reader", "_with_logprobs", "finish_reason", "form", "num_reasoning_tokens", "num_tokens",
+        "_reader", "_stop_tokens", "_with_logprobs", "finish_reason", "form", "num_reasoning_tokens", "num_tokens",
+        "stop_reason",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +57,7 @@ class ChoiceText:
         self._seen: list[int] = []
         """Tokens so far, where repetition is checked."""
         self._min_tokens = plan.params.min_tokens
+        self._stop_tokens = plan.params.stop_token_ids
         self._with_logprobs = plan.params.logprobs is not None
         self._num_chars = num_echoed_chars
         self.num_tokens = 0
@@ -63,6 +65,8 @@ class ChoiceText:
         self.num_reasoning_tokens = 0
         """Those of its thoughts, with the mark behind them."""
         self.finish_reason: Finish | None = None
+        self.stop_reason: int | str | None = None
+        """The stop string that ended the choice, or the token, where the request named it."""
 
     @property
     def stop_string(self) -> str | None:
@@ -76,7 +80,7 @@ class ChoiceText:
             return delta
         self._take_tokens(event, delta)
         if event.finish_reason is not None and self.finish_reason is None:
-            self._end(event.finish_reason, delta)
+            self._end(event, event.finish_reason, delta)
         self._end_reading(delta)
         delta.finish_reason = self.finish_reason
         return delta
@@ -114,7 +118,7 @@ class ChoiceText:
         if self._matcher is not None and self.num_tokens > self._min_tokens:
             piece = self._matcher.push(piece)
             if self._matcher.matched is not None:
-                self.finish_reason = "stop"
+                self.finish_reason, self.stop_reason = "stop", self._matcher.matched
         delta.text += piece
         if self._reader is not None:
             delta.parts += self._reader.feed(piece)
@@ -130,10 +134,12 @@ class ChoiceText:
         if self._reader.num_calls and not self._reader.breaks_off and self.finish_reason == "stop":
             self.finish_reason = "function_call" if self.form.is_old else "tool_calls"
 
-    def _end(self, reason: FinishReason, delta: Delta) -> None:
+    def _end(self, event: TokenEvent, reason: FinishReason, delta: Delta) -> None:
         self._flush(delta)
         if self.finish_reason is None:
             self.finish_reason = "stop" if reason is FinishReason.STOP else "length"
+            if event.stop_token_id in self._stop_tokens:
+                self.stop_reason = event.stop_token_id
 
     def _flush(self, delta: Delta) -> None:
         """Release the held-back text at the end; it may contain a stop string."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from jettison.live.engine.api import TokenEvent
 from jettison.server.choice import Delta
-from jettison.server.endpoint import FINISH_JSON, Answer, GenerationEndpoint
+from jettison.server.endpoint import Answer, GenerationEndpoint, finish_json
 from jettison.server.errors import bad_request
 from jettison.server.fields import CompletionFields, parse_fields
 from jettison.server.generation import Generation, Job
@@ -58,7 +58,7 @@ class CompletionAnswer(Answer):
             encode(text),
             b',"logprobs":',
             logprobs,
-            FINISH_JSON[delta.finish_reason],
+            finish_json(job, delta),
         ]
         if self.plan.return_token_ids:
             parts += b',"token_ids":', encode(delta.token_ids)
@@ -91,6 +91,7 @@ class CompletionAnswer(Answer):
             "text": "".join(texts),
             "logprobs": None if self.plan.params.logprobs is None else self._logprobs(whole),
             "finish_reason": job.text.finish_reason,
+            "stop_reason": job.text.stop_reason,
         }
         if self.plan.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(

@@ -32,16 +32,22 @@ from jettison.server.state import ServerState
 from jettison.server.truncation import truncated
 from jettison.types import Request, ServiceClass
 
-FINISH_JSON: dict[Finish | None, bytes] = {
-    None: b',"finish_reason":null',
+_GOES_ON = b',"finish_reason":null'
+_FINISH_JSON: dict[Finish, bytes] = {
     "stop": b',"finish_reason":"stop"',
     "length": b',"finish_reason":"length"',
     "repetition": b',"finish_reason":"repetition"',
     "tool_calls": b',"finish_reason":"tool_calls"',
     "function_call": b',"finish_reason":"function_call"',
 }
-
 JSON_TYPES = (b"application/json", b"text/json")
+
+
+def finish_json(job: Job, delta: Delta) -> bytes:
+    """How a chunk's choice ends, as fields that begin with a comma; what stopped it is told with its end only."""
+    if delta.finish_reason is None:
+        return _GOES_ON
+    return _FINISH_JSON[delta.finish_reason] + b',"stop_reason":' + encode(job.text.stop_reason)
 
 
 class WireAnswer(ABC):

@@ -333,7 +333,7 @@ class _Served:
         return output
 
     async def _run(self, generation: Generation, plan: GenerationPlan) -> RequestOutput:
-        collector = Collector(self.state.tokenizer, plan, self.engine.info.eos_token_ids)
+        collector = Collector(self.state.tokenizer, plan)
 
         async def keep(job: Job, event: TokenEvent, delta: Delta) -> None:
             collector.keep(job, event, delta)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from jettison.live.engine.api import TokenEvent
 from jettison.server.choice import Delta
 from jettison.server.generation import Generation, Job
@@ -17,11 +15,9 @@ from jettison.types import TokenLogprobs
 class Collector:
     """Collects one prompt's answers."""
 
-    def __init__(self, tokenizer: Tokenizer, plan: GenerationPlan, end_tokens: Collection[int]) -> None:
-        """``end_tokens``: the model's own, which are no reason to tell."""
+    def __init__(self, tokenizer: Tokenizer, plan: GenerationPlan) -> None:
         self._tokenizer = tokenizer
         self._plan = plan
-        self._end_tokens = frozenset(end_tokens) - frozenset(plan.params.stop_token_ids)
         self._choices: dict[int, CompletionOutput] = {}
         self._texts: dict[int, list[str]] = {}
         self._prompt_entries: list[TokenLogprobs | None] | None = None
@@ -37,8 +33,7 @@ class Collector:
             self._add_logprobs(choice, delta)
         if delta.finish_reason is not None:
             choice.finish_reason = delta.finish_reason
-            stopped = event.stop_token_id if job.text.stop_string is None else job.text.stop_string
-            choice.stop_reason = None if stopped in self._end_tokens else stopped
+            choice.stop_reason = job.text.stop_reason
 
     def output(self, generation: Generation) -> RequestOutput:
         """All of it, at the end."""
