@@ -15,7 +15,10 @@ import tokenizers
 from fake_engine import FakeEngine
 from served import eventually
 
+from jettison.errors import OverCapacityError
 from jettison.server.chat_renderer import TemplateSettings
+from jettison.server.limits import Admission
+from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
 
 COMPLETION = {"model": "fake", "prompt": "hi", "max_tokens": 2}
@@ -491,6 +494,52 @@ async def test_a_full_queue_is_refused_on_arrival(serve):
         await eventually(lambda: len(engine.accepted) == 3)
         engine.release()
         assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * 3
+
+
+@contextlib.asynccontextmanager
+async def without_bodies(served, key, number):
+    """So many open requests of a key whose bodies do not come."""
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-length: 9\r\n\r\n"
+    admission, before = served.state.admission, served.state.admission.num_active
+    writers = []
+    for _ in range(number):
+        _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(head.encode())
+        writers.append(writer)
+    await eventually(lambda: admission.num_active == before + number)
+    yield
+    for writer in writers:
+        writer.close()
+    await eventually(lambda: admission.num_active == before)
+
+
+@pytest.mark.parametrize("num_fronts", [0, 1])
+async def test_bodies_that_never_come_take_no_place_of_the_queue(serve):
+    engine = FakeEngine()
+    engine.max_waiting = 2
+    async with serve(engine, api_keys=("one", "two")) as served, without_bodies(served, "one", 4):
+        answer = await served.post("/v1/completions", COMPLETION, headers={"authorization": "Bearer two"})
+        assert answer.status_code == 200, answer.text
+        assert served.state.admission.num_arriving == 0
+
+
+def test_requests_between_body_and_queue_count_as_waiting():
+    engine = FakeEngine()
+    engine.max_waiting = 2
+    admission = Admission(engine, ServerSettings(model_names=("fake",)))
+    with contextlib.ExitStack() as stack:
+        arrivals = [stack.enter_context(admission.arrival("")) for _ in range(3)]
+        for arrival in arrivals:
+            arrival.come()
+        for arrival in arrivals[:2]:
+            arrival.check_queue(is_offline=False)
+        with pytest.raises(OverCapacityError):
+            arrivals[2].check_queue(is_offline=False)
+        assert admission.num_arriving == 2
+        arrivals[0].submitted()
+        arrivals[2].come()
+        arrivals[2].check_queue(is_offline=False)
+    assert (admission.num_active, admission.num_arriving) == (0, 0)
 
 
 async def test_too_long_says_both_numbers(app_client):

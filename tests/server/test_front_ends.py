@@ -17,6 +17,7 @@ from fake_engine import FakeEngine, bytes_of
 from served import eventually, sse_events
 
 from jettison.errors import KeyLimitError
+from jettison.server.completions import CompletionEndpoint
 from jettison.server.cors import CorsSettings
 from jettison.server.fronts import forward
 from jettison.server.fronts.start import CARRIED, carried, divided, settings_of
@@ -118,6 +119,22 @@ async def test_limits_of_keys_and_of_the_queue_hold_over_all(serve):
         await eventually(lambda: served.state.admission.num_choices == 0)
         sheds = await counted(served)
         assert (sheds["key_limit_reached"], sheds["queue_full"]) == (2, 1)
+
+
+async def test_the_controller_counts_what_a_front_end_prepares(serve, monkeypatch):
+    is_held, prepare = asyncio.Event(), CompletionEndpoint.prepare
+
+    async def held(self, document):
+        await is_held.wait()
+        return await prepare(self, document)
+
+    monkeypatch.setattr(CompletionEndpoint, "prepare", held)
+    async with serve(FakeEngine()) as served:
+        asked = [asyncio.create_task(served.completion(max_tokens=1)) for _ in range(3)]
+        await eventually(lambda: served.state.admission.num_arriving == 3)
+        is_held.set()
+        assert [(await answer).status_code for answer in asked] == [200] * 3
+        assert served.state.admission.num_arriving == 0
 
 
 async def counted(served):

@@ -219,6 +219,7 @@ class GenerationEndpoint(ABC):
         state = self.state
         check_content_type(scope)
         body = await arrival.read_body(receive)
+        arrival.come()
         arrival.check_queue(is_offline=OFFLINE_TIER.encode() in body)  # maybe: else not parsed yet
         document = parse_json(body)
         arrival.check_queue(is_offline=document.get("service_tier") == OFFLINE_TIER)

@@ -12,7 +12,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from starlette.types import Receive
@@ -37,7 +37,8 @@ class Admission:
         self.num_active = 0
         """Generating HTTP requests, from arrival to the last byte of their answer."""
         self.num_arriving = 0
-        """Requests of these that are not submitted to the engine yet."""
+        """Requests of these that have come with their bodies and are not submitted to the engine yet. One whose body
+        is on its way does not count: a client that never sends it would take a place of the queue from every key."""
         self.side = SideWork(self, settings)
         self._shares: defaultdict[str, Share] = defaultdict(Share)
         """Shares by tenant; as many as there are keys."""
@@ -55,14 +56,12 @@ class Admission:
 
     @contextmanager
     def arrival(self, tenant: str) -> Iterator[Arrival]:
-        """Count one request in, as one choice at first. Raises KeyLimitError when the tenant's share is used up. Where
-        the queue is full already the request is not counted as arriving, and ``Arrival.check_queue`` raises. However
-        the request ends, its places are given back once, here.
+        """Count one request in, as one choice at first. Raises KeyLimitError when the tenant's share is used up.
+        However the request ends, its places are given back once, here.
         """
-        arrival = self.arrival_of(tenant, self._shares[tenant])
+        arrival = self.arrival_of(tenant)
         arrival.claim(1)
         try:
-            arrival.come(lambda: self._engine.check_queue(tenant, self.num_arriving))
             self.num_active += 1
             try:
                 yield arrival
@@ -75,7 +74,7 @@ class Admission:
     @contextmanager
     def returned(self, tenant: str, num_choices: int) -> Iterator[Arrival]:
         """Count in a request that another process let in and that has been accepted: no limit is held against it."""
-        arrival = self.arrival_of(tenant, self._shares[tenant])
+        arrival = self.arrival_of(tenant)
         arrival.take(num_choices)
         arrival.accepted()
         self.num_active += 1
@@ -85,9 +84,17 @@ class Admission:
             self.num_active -= 1
             arrival.give_back()
 
-    def arrival_of(self, tenant: str, share: Share) -> Arrival:
+    def arrival_of(self, tenant: str) -> Arrival:
         """A new one."""
-        return Arrival(self, self._settings, share)
+        return Arrival(self, self._settings, tenant)
+
+    def share(self, tenant: str) -> Share:
+        """The places of a tenant's requests."""
+        return self._shares[tenant]
+
+    def check_queue(self, tenant: str) -> None:
+        """Raises OverCapacityError where the queue takes no other request of this tenant."""
+        self._engine.check_queue(tenant, self.num_arriving)
 
     def hold(self, num_bytes: int) -> None:
         """Count buffered bytes in. Raises OverCapacityError."""
@@ -209,15 +216,16 @@ class _Body(ABC):
 class Arrival(_Body):
     """One generating request on its way from the socket to the engine."""
 
-    def __init__(self, admission: Admission, settings: ServerSettings, share: Share) -> None:
+    def __init__(self, admission: Admission, settings: ServerSettings, tenant: str) -> None:
         super().__init__(settings, settings.max_body_bytes)
         self._admission = admission
+        self._tenant = tenant
         self._limit = settings.max_active_reqs_per_key
-        self._share = share
+        self._share = admission.share(tenant)
         self._num_choices = 0
         """Places of its tenant that the request holds."""
         self._why_full: OverCapacityError | None = None
-        """The error, if the queue of online requests was full at its arrival."""
+        """The error, if the queue of online requests was full when it was last looked at."""
         self._is_arriving = False
         self._is_accepted = False
 
@@ -227,15 +235,22 @@ class Arrival(_Body):
     def _release(self, num_bytes: int) -> None:
         self._admission.release(num_bytes)
 
-    def come(self, check_queue: Callable[[], None]) -> None:
-        """Count it as on its way to the queue, unless ``check_queue`` raises OverCapacityError."""
+    def look(self) -> None:
+        """Note whether the queue is full."""
+        self._why_full = None
         try:
-            check_queue()
+            self._admission.check_queue(self._tenant)
         except OverCapacityError as error:
             self._why_full = error
+
+    def come(self) -> None:
+        """Its body has come: count the request as on its way to the queue, unless the queue is full. Idempotent."""
+        if self._is_arriving:
             return
-        self._is_arriving = True
-        self._admission.num_arriving += 1
+        self.look()
+        if self._why_full is None:
+            self._is_arriving = True
+            self._admission.num_arriving += 1
 
     @property
     def num_beside(self) -> int:

@@ -77,6 +77,9 @@ class RecordingDesk:
         if num_choices > 2:
             raise KeyLimitError("too many", 7)
 
+    def came(self, front, number):
+        self.calls.append(("came", number))
+
     def landed(self, front, number, *, is_accepted):
         self.calls.append(("landed", number, is_accepted))
 

@@ -61,6 +61,7 @@ MESSAGES = {
     w.Arrive: st.builds(w.Arrive, NUMBERS, TEXTS),
     w.Claim: st.builds(w.Claim, NUMBERS, NUMBERS, NUMBERS, TEXTS),
     w.Submit: st.builds(w.Submit, NUMBERS, REQUESTS, st.booleans(), st.none() | NUMBERS),
+    w.Came: st.builds(w.Came, NUMBERS),
     w.Landed: st.builds(w.Landed, NUMBERS, st.booleans()),
     w.Leave: st.builds(w.Leave, NUMBERS),
     w.Cancel: st.builds(w.Cancel, TEXTS),

@@ -72,6 +72,10 @@ class Desk(Protocol):
         """An HTTP request for tokens has come."""
         ...
 
+    def came(self, front: FrontId, number: int) -> None:
+        """Its body has come, too."""
+        ...
+
     def claim(self, front: FrontId, number: int, num_choices: int, param: str) -> None:
         """It has so many choices. Raises JettisonError."""
         ...
@@ -351,6 +355,8 @@ class Hub:
                     self._engine.finish_early(request_id)
             case w.Arrive(number, tenant):
                 front.channel.say(desk.arrive(front.id, number, tenant))
+            case w.Came(number):
+                desk.came(front.id, number)
             case w.Landed(number, is_accepted):
                 desk.landed(front.id, number, is_accepted=is_accepted)
             case w.Leave(number):

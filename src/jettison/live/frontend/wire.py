@@ -84,6 +84,12 @@ class Arrive(msgspec.Struct, frozen=True, array_like=True, tag=1):
     tenant: str
 
 
+class Came(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """A request's body has come, so it is on its way to the queue. Has no answer."""
+
+    number: int
+
+
 class Claim(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """It has so many choices. Answered with ``Answer`` under ``ask``."""
 
@@ -243,7 +249,8 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=40):
 
 
 FromFront = (
-    Arrive | Claim | Submit | Landed | Leave | Cancel | FinishEarly | Note | Ask | Serves | Hello | Return | Resubmit
+    Arrive | Came | Claim | Submit | Landed | Leave | Cancel | FinishEarly | Note | Ask | Serves | Hello | Return
+    | Resubmit
 )
 FromController = Status | Accepted | Refused | Tokens | Event | Answer | Abort | Tell | Stop
 

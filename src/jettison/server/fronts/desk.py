@@ -163,11 +163,17 @@ class FrontDesk:
         except JettisonError as error:
             return w.Answer(number, w.refusal_of(error))
         self._places[front, number] = _Place(arrival, leaving)
+        arrival.look()
         try:
             arrival.check_queue(is_offline=False)
         except OverCapacityError as error:
             return w.Answer(number, w.refusal_of(error), is_full=True, body=_packed(arrival.num_beside))
         return w.Answer(number, body=_packed(arrival.num_beside))
+
+    def came(self, front: FrontId, number: int) -> None:
+        """See ``Desk``."""
+        if (place := self._places.get((front, number))) is not None:
+            place.arrival.come()
 
     def claim(self, front: FrontId, number: int, num_choices: int, param: str) -> None:
         """See ``Desk``."""

@@ -29,7 +29,7 @@ from jettison.server.fronts.forward import Forward
 from jettison.server.gate import Gate
 from jettison.server.generation import Generation
 from jettison.server.info_routes import InfoRoutes
-from jettison.server.limits import Admission, Arrival, Share
+from jettison.server.limits import Admission, Arrival
 from jettison.server.paths import plain_path
 from jettison.server.sampling import seed_source
 from jettison.server.settings import ServerSettings
@@ -47,8 +47,8 @@ OWN_PATHS = frozenset({
 class FarArrival(Arrival):
     """A request whose place is in the controller. What its body may take is bounded here."""
 
-    def __init__(self, admission: FarAdmission, settings: ServerSettings, share: Share) -> None:
-        super().__init__(admission, settings, share)
+    def __init__(self, admission: FarAdmission, settings: ServerSettings, tenant: str) -> None:
+        super().__init__(admission, settings, tenant)
         self._engine = admission.engine
         self._most = settings.max_active_reqs_per_key
         self._limit = None  # of the share in this process
@@ -77,6 +77,11 @@ class FarArrival(Arrival):
             raise error
         self._why_full = error
 
+    def come(self) -> None:
+        """See ``Arrival``. The controller counts; its word on the queue is that of ``let_in``, and the engine's."""
+        if self._number is not None:
+            self._engine.say(w.Came(self._number))
+
     async def claimed(self, num_choices: int, param: str) -> None:
         """See ``Arrival``. The place of one choice is there since ``let_in``."""
         if (why_never := why_never_in_share(num_choices, self._most)) is not None:
@@ -101,11 +106,6 @@ class FarArrival(Arrival):
             self._number = None
         super().give_back()
 
-    def of(self, tenant: str) -> FarArrival:
-        """Of this tenant."""
-        self._tenant = tenant
-        return self
-
 
 class FarAdmission(Admission):
     """Bounds of bodies and of tokenizer requests here; those of keys and of the queue are the controller's."""
@@ -114,9 +114,9 @@ class FarAdmission(Admission):
         super().__init__(engine, settings)
         self.engine = engine
 
-    def arrival_of(self, tenant: str, share: Share) -> Arrival:
+    def arrival_of(self, tenant: str) -> Arrival:
         """See ``Admission``."""
-        return FarArrival(self, self._settings, share).of(tenant)
+        return FarArrival(self, self._settings, tenant)
 
 
 class FarJournal(Journal):
