@@ -324,6 +324,20 @@ async def test_keys_guard_everything_but_probes_and_metrics(serve):
         assert answer.status_code == 200
 
 
+@pytest.mark.parametrize("num_fronts", [0, 1])
+@pytest.mark.parametrize("name", ["authorization", "x-api-key"])
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/completions", "/v1/messages/count_tokens", "/v1/models"])
+async def test_two_keys_are_refused_whichever_is_good(serve, name, path):
+    async with serve(FakeEngine(), api_keys=("good", "better")) as served:
+        for first, last in (("invented", "good"), ("good", "invented"), ("good", "good")):
+            scheme = "Bearer " if name == "authorization" else ""
+            headers = [(name, scheme + first), (name.title(), scheme + last)]
+            answer = await served.post(path, COMPLETION, headers=headers)
+            assert (answer.status_code, "more than one" in answer.text) == (400, True), answer.text
+        answer = await served.post("/tokenize", COMPLETION, headers={name: scheme + "good"})
+        assert answer.status_code == 200
+
+
 @pytest.mark.parametrize("keys", [(), ("one",), ("one", "one"), ("one", "two")])
 async def test_tenants_share_no_cache(serve, keys):
     engine = FakeEngine()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -53,6 +53,7 @@ class Gate:
 
         try:
             path = plain_path(scope["path"], self._state.settings.root_path)
+            _check_keys_once(scope["headers"])
             if has_controls(path):
                 raise bad_request("The path has a control character in it.", code="invalid_path")
             max_bytes = await self._check_size(path, headers, receive)
@@ -117,6 +118,15 @@ class Gate:
         if not console.is_on or path not in CONSOLE_DATA:
             return console.is_on
         return console.is_open or (not admin.is_empty and admin.admits(path, authorization))
+
+
+def _check_keys_once(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises ApiError 400 for two headers with keys of one kind: a reader of the first and one of the last would tell
+    the client's tenant and limits by different keys."""
+    names = [name for name, _ in headers]
+    for key in (b"authorization", b"x-api-key"):
+        if names.count(key) > 1:
+            raise bad_request(f"There is more than one {key.decode()} header.", code="duplicate_header")
 
 
 def label_of(headers: Mapping[bytes, bytes]) -> bytes:
