@@ -40,6 +40,11 @@ _FINISH_JSON: dict[Finish, bytes] = {
     "tool_calls": b',"finish_reason":"tool_calls"',
     "function_call": b',"finish_reason":"function_call"',
 }
+
+MOST_VALUES_ON_LOOP = 2048
+"""Tokens and log-probabilities of an answer in one piece that are encoded on the event loop, in about 10 ms; more of
+them would keep all streams waiting."""
+
 JSON_TYPES = (b"application/json", b"text/json")
 
 
@@ -73,6 +78,10 @@ class WireAnswer(ABC):
     def document(self, generation: Generation) -> dict[str, Any]:
         """The answer in one piece."""
 
+    async def encoded(self, generation: Generation) -> bytes:
+        """``document`` as JSON."""
+        return encode(self.document(generation))
+
     def opening(self, generation: Generation) -> bytes:
         """The events of a stream before its first token."""
         return b""
@@ -101,6 +110,11 @@ class Answer(WireAnswer):
         """Whether a chunk has been made."""
         # All chunks begin alike: encoded once.
         self.chunk_head = b"data: " + encode(self.chunk_header())[:-1] + b',"choices":['
+
+    async def encoded(self, generation: Generation) -> bytes:
+        """See ``WireAnswer``. Only the answer's own state is read, so a long one is made in a thread."""
+        return await off_loop(
+            lambda: encode(self.document(generation)), generation.num_told_values, MOST_VALUES_ON_LOOP)
 
     @abstractmethod
     def chunk_header(self) -> dict[str, Any]:
@@ -316,7 +330,7 @@ class GenerationEndpoint(ABC):
         await generation.run(receive, keep)
         if generation.client_is_gone:
             raise ApiError(499, "The client went away.", code="client_disconnected")
-        body = encode(answer.document(generation))
+        body = await answer.encoded(generation)
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _stream(

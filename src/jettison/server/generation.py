@@ -96,6 +96,15 @@ class Generation:
         return sum(job.text.num_tokens for job in self.jobs)
 
     @property
+    def num_told_values(self) -> int:
+        """Tokens and log-probabilities in an answer in one piece, about."""
+        params = self.jobs[0].request.params
+        num_values = self.num_output_tokens * _values_each(params.logprobs)
+        if params.prompt_logprobs is not None:
+            num_values += sum(len(job.prompt.token_ids) for job in self.jobs) * _values_each(params.prompt_logprobs)
+        return num_values
+
+    @property
     def num_reasoning_tokens(self) -> int:
         """Those of them that are thoughts."""
         return sum(job.text.num_reasoning_tokens for job in self.jobs)
@@ -322,3 +331,8 @@ class Generation:
             num_beside=self.num_beside, is_timed=timings is not None, num_choices=len(self.jobs),
             trace_parent=self.trace_parent,
         )
+
+
+def _values_each(num_logprobs: int | None) -> int:
+    """A token and its log-probabilities."""
+    return 1 + (num_logprobs or 0)

@@ -18,8 +18,7 @@ from jettison.server.choice import Delta
 from jettison.server.compiling import TENANT
 from jettison.server.endpoint import GenerationEndpoint, WireAnswer
 from jettison.server.errors import ApiError, as_api_error
-from jettison.server.generation import Generation, Job
-from jettison.server.json_out import encode
+from jettison.server.generation import Job
 from jettison.server.prompts import Prompt
 from jettison.server.sampling import GenerationPlan
 from jettison.server.state import ServerState
@@ -120,10 +119,8 @@ class Computer:
         finally:
             self._state.lines.discard(generation)
         self._note_answer(generation.num_output_tokens)
-        return Result(number, False, self._output(line, prepared.answer, generation))
-
-    def _output(self, line: Line, answer: WireAnswer, generation: Generation) -> bytes:
-        return output_line(line.custom_id, new_id("req_"), encode(answer.document(generation)))
+        answer = await prepared.answer.encoded(generation)
+        return Result(number, False, output_line(line.custom_id, new_id("req_"), answer))
 
 
 def _failed(number: int, custom_id: str, error: ApiError) -> Result:

@@ -1,0 +1,58 @@
+"""Long answers in one piece are encoded in a thread, so that streams go on meanwhile; short ones on the event loop."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from batches_util import documents, jsonl, line
+from fake_engine import FakeEngine
+from test_batches_sdk import begin, text_of, until
+
+from jettison.server import endpoint
+
+SHORT, LONG = 2, 150
+"""Tokens of answers with 20 log-probabilities each."""
+
+
+@pytest.fixture
+def on_loop(monkeypatch):
+    """Whether each encoding was done by the event loop's thread."""
+    done, encode = [], endpoint.encode
+
+    def noted(value):
+        if "choices" in value:  # no error, and no chunk's head
+            done.append(threading.current_thread() is threading.main_thread())
+        return encode(value)
+
+    monkeypatch.setattr(endpoint, "encode", noted)
+    return done
+
+
+@pytest.mark.parametrize(("path", "asked"), [
+    ("/v1/completions", {"prompt": "x", "logprobs": 20}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 20}),
+])  # fmt: skip
+async def test_answers(serve, on_loop, path, asked):
+    async with serve(FakeEngine()) as served:
+        for num_tokens in (SHORT, LONG):
+            answer = await served.post(path, {"model": "fake", "max_tokens": num_tokens} | asked)
+            told = answer.json()["choices"][0]["logprobs"]
+            assert len(told["content"] if "content" in told else told["tokens"]) == num_tokens
+    assert on_loop == [True, False]
+
+
+async def test_a_prompt_counts_too(serve, on_loop):
+    async with serve(FakeEngine()) as served:
+        await served.completion(prompt="x" * LONG, max_tokens=1, prompt_logprobs=20)
+        await served.completion(prompt="x" * LONG, max_tokens=1, logprobs=20, echo=True)
+    assert on_loop == [False, False]
+
+
+async def test_lines_of_batches(serve, on_loop, batch_settings):
+    async with serve(FakeEngine(), batches=batch_settings(window=1)) as served, served.openai() as client:
+        content = jsonl(line("a", max_tokens=SHORT, logprobs=20), line("b", max_tokens=LONG, logprobs=20))
+        batch = await until(client, await begin(client, content))
+        told = documents(await text_of(client, batch.output_file_id))
+        lengths = [len(each["response"]["body"]["choices"][0]["logprobs"]["tokens"]) for each in told]
+    assert lengths == [SHORT, LONG] and on_loop == [True, False]
