@@ -19,7 +19,7 @@ from served import eventually, sse_events
 from jettison.config import EngineConfig
 from jettison.device.model.end_tokens import EndTokens
 from jettison.errors import ConfigError, ModelError
-from jettison.server import launch
+from jettison.server import launch, serving
 from jettison.server.serving import open_socket
 from jettison.server.settings import ServerSettings
 from waiting import PATIENCE_S
@@ -146,6 +146,46 @@ async def test_draining(serve):
         assert await served.finished == 0
         assert len(sse_events((await stream).text)) == 51  # nothing of it was lost
         assert hooks == [60]
+
+
+@pytest.fixture
+def no_grace(monkeypatch):
+    """What the server's end does not wait for is cut off at once."""
+    monkeypatch.setattr(serving, "ABORT_GRACE_S", 0.05)
+
+
+@pytest.mark.parametrize("num_fronts", [0, 1])
+async def test_draining_waits_for_downloads(serve, batch_settings, no_grace):
+    content = b"x" * (32 << 20)  # more than sockets hold
+    limits = {"shutdown_timeout_s": 60, "max_upload_bytes": 2 * len(content)}
+    async with serve(FakeEngine(), batches=batch_settings(), **limits) as served:
+        async with served.openai() as client:
+            file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+        async with served.http.stream("GET", f"{served.url}/v1/files/{file.id}/content") as answer:
+            pieces = answer.aiter_raw(1 << 20)
+            num_bytes = len(await anext(pieces))
+            served.stop.set()
+            await asyncio.wait({served.finished}, timeout=0.5)
+            num_bytes += sum([len(piece) async for piece in pieces])
+        assert num_bytes == len(content)
+        assert await served.finished == 0
+
+
+@pytest.mark.parametrize("num_fronts", [0, 1])
+async def test_draining_waits_for_uploads(serve, batch_settings, no_grace):
+    parts = (b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n',
+             b'content-disposition: form-data; name="file"; filename="f"\r\n\r\n{}\n\r\n--b--\r\n')  # fmt: skip
+    head = "POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=b\r\nconnection: close"
+    async with serve(FakeEngine(), batches=batch_settings(), shutdown_timeout_s=60) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(f"{head}\r\ncontent-length: {sum(map(len, parts))}\r\n\r\n".encode() + parts[0])
+        await eventually(lambda: served.state.num_running == 1)
+        served.stop.set()
+        await asyncio.wait({served.finished}, timeout=0.5)
+        writer.write(parts[1])
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        assert await served.finished == 0
 
 
 async def test_what_outlasts_the_timeout_is_told(serve):

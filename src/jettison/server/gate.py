@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -60,7 +61,10 @@ class Gate:
             scope = self._with_key(path, scope, headers)
             self._check_key(path, headers.get(b"authorization"))
             receive = decoded_body(receive, scope["headers"], max_bytes)
-            await self._app({**scope, "path": path, "root_path": "", REQUEST_LABEL: request_id}, receive, send_labelled)
+            is_transfer = path == UPLOAD_PATH or path.startswith(f"{UPLOAD_PATH}/")
+            with self._state.transfer() if is_transfer else nullcontext():
+                told = {**scope, "path": path, "root_path": "", REQUEST_LABEL: request_id}
+                await self._app(told, receive, send_labelled)
         except Exception as error:
             answer = as_api_error(error)  # logs what was not expected
             if is_started:

@@ -240,11 +240,11 @@ async def _drain(
 ) -> None:
     """Let running requests finish, up to the timeout or ``force``; then cut them off."""
     state.begin_drain()
-    logger.info("draining: %d requests run", state.admission.num_active)
+    logger.info("draining: %d requests run", state.num_running)
     async with _background(force.wait()) as forced, _background(_all_drained(state, timeout_s, on_drain)) as drained:
         await asyncio.wait({forced, drained}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    if state.admission.num_active:
-        logger.warning("cutting off %d requests that still run", state.admission.num_active)
+    if state.num_running:
+        logger.warning("cutting off %d requests that still run", state.num_running)
         state.abort_all()
         async with _background(state.drained()) as drained:
             await asyncio.wait({drained}, timeout=ABORT_GRACE_S)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from jettison.errors import NotReadyError
@@ -104,6 +105,7 @@ class ServerState:
         """Where endpoints keep responses."""
         self.fronts: Fronts | None = None
         """Front ends in processes of their own, where this is their controller."""
+        self._num_transfers = 0
         self._is_draining = False
 
     @property
@@ -147,9 +149,23 @@ class ServerState:
         """New requests get 503 from now on; running ones go on. Idempotent."""
         self._is_draining = True
 
+    @contextmanager
+    def transfer(self) -> Iterator[None]:
+        """Count a request that may take long without generating: the server's end waits for it, too."""
+        self._num_transfers += 1
+        try:
+            yield
+        finally:
+            self._num_transfers -= 1
+
+    @property
+    def num_running(self) -> int:
+        """Requests that the server's end waits for."""
+        return self.admission.num_active + self._num_transfers
+
     async def drained(self) -> None:
-        """Returns when no generating request is left."""
-        while self.admission.num_active:
+        """Returns when no generating request is left, and no transfer."""
+        while self.num_running:
             await asyncio.sleep(_DRAIN_POLL_S)
 
     def abort_all(self) -> None:

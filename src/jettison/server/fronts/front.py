@@ -244,6 +244,7 @@ class FrontApp:
 
     def __init__(self, state: FrontState, own: Starlette, forward: Forward) -> None:
         self.state = own.state
+        self._server_state = state
         self._root_path = state.settings.root_path
         self._own = own
         self._forward = forward
@@ -253,7 +254,11 @@ class FrontApp:
         if scope["type"] != "http":
             return
         is_own = scope["method"] == "POST" and plain_path(scope["path"], self._root_path) in OWN_PATHS
-        await (self._own if is_own else self._forward)(scope, receive, send)
+        if is_own:
+            await self._own(scope, receive, send)
+            return
+        with self._server_state.transfer():
+            await self._forward(scope, receive, send)
 
 
 def create_front(state: FrontState, forward: Forward) -> FrontApp:
