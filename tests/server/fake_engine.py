@@ -81,6 +81,8 @@ class FakeEngine:
         """Tokens after which a request ends with ERROR."""
         self.crash_after: int | None = None
         """Tokens after which the event iterator itself raises."""
+        self.unread = 0
+        """Events that wait, of each request."""
         self.slo = UNKNOWN_OBJECTIVES
         self.offline = NO_OFFLINE
         self.gauges: dict[str, float] = {}
@@ -157,6 +159,9 @@ class FakeEngine:
 
     def note_stored(self, works: Sequence[StoredWork]) -> None:
         self.stored = tuple(works)
+
+    def num_unread(self, request_id: RequestId) -> int:
+        return self.unread if request_id in self.running else 0
 
     def timings(self, request_id: RequestId) -> RequestTimings | None:
         return self.milestones.get(request_id) if request_id in self.running else None

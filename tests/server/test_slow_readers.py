@@ -11,7 +11,7 @@ import pytest
 from fake_engine import FakeEngine
 from served import eventually
 
-from jettison.server import serving
+from jettison.server import serving, state
 from jettison.server.http_protocol import BoundedHttpProtocol
 from jettison.server.quiet_log import Seldom
 
@@ -47,6 +47,23 @@ def lost(monkeypatch):
 
     monkeypatch.setattr(BoundedHttpProtocol, "connection_lost", note)
     return protocols
+
+
+@pytest.mark.parametrize("num_fronts", [0, 1])
+async def test_who_reads_more_slowly_than_tokens_are_made_is_dropped(serve, num_fronts, lost, caplog, monkeypatch):
+    monkeypatch.setattr(state, "MOST_UNREAD_VALUES", 16 * 21 * 5)
+    engine = FakeEngine(delay_s=0.005)
+    engine.unread = 6  # the fake makes no event before it is asked for; a front end's wait in truth
+    async with serve(engine, write_timeout_s=60) as served:
+        _, writer = await small_window(served.port)
+        writer.write(post(**LARGE, stream=True))
+        await eventually(lambda: len(set(engine.cancelled)) == LARGE["n"])
+        await eventually(lambda: lost and served.state.admission.num_active == 0)
+        assert not engine.running and not served.state.generations
+        writer.close()
+        engine.unread = 5
+        assert (await served.completion(max_tokens=20, logprobs=20)).status_code == 200
+    assert "reads its answer more slowly" in caplog.text
 
 
 @pytest.mark.parametrize("stream", [True, False])

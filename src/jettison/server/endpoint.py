@@ -22,7 +22,7 @@ from jettison.server.compiling import RECEIVE, TENANT
 from jettison.server.errors import ApiError, as_api_error, bad_request, refusal_code
 from jettison.server.fields import parse_json
 from jettison.server.gate import REQUEST_LABEL
-from jettison.server.generation import Generation, Job
+from jettison.server.generation import CUT_OFF, Generation, Job
 from jettison.server.json_out import encode
 from jettison.server.limits import Arrival
 from jettison.server.prompts import ITEM_CHARS, Prompt, off_loop
@@ -247,6 +247,7 @@ class GenerationEndpoint(ABC):
         generation.names = (answer.id, scope.get(REQUEST_LABEL, b"").decode("latin-1"))
         if state.settings.trace_request is not None:
             generation.trace_parent = dict(scope["headers"]).get(b"traceparent", b"")[:64].decode("latin-1")
+        generation.cut_off = scope.get(CUT_OFF)
         generation.num_beside = arrival.num_beside
         state.generations.add(generation)
         try:

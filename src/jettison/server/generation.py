@@ -31,6 +31,11 @@ RecordRequest = Callable[[int, int, int, int, bool, str], None]
 """``ServerSettings.record_request``."""
 
 
+CutOff = Callable[[], None]
+CUT_OFF = "jettison.cut_off"
+"""Key of a ``CutOff`` in the scope of a request, where the HTTP protocol has one."""
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """One choice of the answer."""
@@ -81,6 +86,8 @@ class Generation:
         self.num_beside = 0
         """Other requests in the server when it came."""
         self.client_is_gone = False
+        self.cut_off: CutOff | None = None
+        """Ends the client's connection, where there is one."""
         self._num_open = 0
         """Jobs that were submitted and are not over."""
         self._abort_error: ApiError | None = None
@@ -103,6 +110,12 @@ class Generation:
         if params.prompt_logprobs is not None:
             num_values += sum(len(job.prompt.token_ids) for job in self.jobs) * _values_each(params.prompt_logprobs)
         return num_values
+
+    @property
+    def num_unread_values(self) -> int:
+        """Tokens and log-probabilities that wait here for the client to read what was told before, about."""
+        each = _values_each(self.jobs[0].request.params.logprobs)
+        return each * sum(self._engine.num_unread(job.request.request_id) for job in self.jobs if not job.is_over)
 
     @property
     def num_reasoning_tokens(self) -> int:

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from jettison.server.cors import CorsSettings
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, retry_headers
+from jettison.server.generation import CUT_OFF
 from jettison.server.http_transport import AnswerTransport, Flow, HeldBytes, write_now
 from jettison.server.idle_connections import IdleConnections
 from jettison.server.old_http import VERSIONS, UnchunkedApp
@@ -132,6 +133,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
         elif self._running is not None:
             self._running.keep_alive = False
+
+    def cut_off(self) -> None:
+        """End the connection of a client for which too much waits."""
+        self.seldom.warning("dropping a client that reads its answer more slowly than it is made")
+        self.transport.abort()
 
     def look(self, now_s: float) -> None:
         """Check for clients that have stalled or left. Called about every second.
@@ -262,6 +268,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = self.parser.should_keep_alive() and not self._is_probe
             self._is_in_headers = False
             self.cycle.transport = AnswerTransport(self)  # type: ignore[assignment]
+            self.scope[CUT_OFF] = self.cut_off  # type: ignore[literal-required]
             self.scope[WRITE_NOW] = partial(write_now, self.cycle)  # type: ignore[literal-required]
             self._num_body_bytes = int(dict(self.headers).get(b"content-length", 0))  # llhttp has checked it
 

@@ -22,7 +22,6 @@ from jettison.server.app import Application, server_state
 from jettison.server.descriptors import DescriptorWatch
 from jettison.server.http_protocol import bounded_protocol
 from jettison.server.quiet_log import Seldom
-from jettison.server.settings import ServerSettings
 from jettison.server.sockets import BACKLOG, open_socket
 from jettison.server.state import ServerState
 from jettison.server.tls import HANDSHAKE_TIMEOUT_S
@@ -45,16 +44,16 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class _Server(uvicorn.Server):
     """uvicorn without its own handling of signals, and with an end that does not wait for the next tick."""
 
-    def __init__(self, config: uvicorn.Config, watch: DescriptorWatch, settings: ServerSettings) -> None:
+    def __init__(self, config: uvicorn.Config, watch: DescriptorWatch, state: ServerState) -> None:
         super().__init__(config)
-        self._settings = settings
+        self._state = state
         self._stopped = asyncio.Event()
         self._watch = watch
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, on open sockets, which begin to listen, and with bounds on the time of a TLS connection's begin
         and end."""
-        config, loop = self.config, asyncio.get_running_loop()
+        config, loop, settings = self.config, asyncio.get_running_loop(), self._state.settings
 
         def protocol() -> asyncio.Protocol:
             return config.http_protocol_class(  # type: ignore[call-arg]
@@ -63,8 +62,8 @@ class _Server(uvicorn.Server):
         self.servers = []
         for sock in sockets or ():
             is_unix = sock.family == socket.AF_UNIX  # of front ends, which have undone TLS
-            make, tls = (loop.create_unix_server, None) if is_unix else (loop.create_server, self._settings.tls)
-            begin_s, end_s = (None, None) if tls is None else (HANDSHAKE_TIMEOUT_S, self._settings.write_timeout_s)
+            make, tls = (loop.create_unix_server, None) if is_unix else (loop.create_server, settings.tls)
+            begin_s, end_s = (None, None) if tls is None else (HANDSHAKE_TIMEOUT_S, settings.write_timeout_s)
             self.servers.append(await make(
                 protocol, sock=sock, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=begin_s,
                 ssl_shutdown_timeout=end_s))
@@ -88,6 +87,7 @@ class _Server(uvicorn.Server):
     def _look(self, now_s: float) -> None:
         for connection in tuple(self.server_state.connections):
             connection.look(now_s)  # type: ignore[union-attr]  # they are BoundedHttpProtocol, all of them
+        self._state.end_unread()
         self._watch.look()
 
     @contextlib.contextmanager
@@ -143,7 +143,7 @@ async def run_on(
     state = server_state(app)
     first, second = stop or asyncio.Event(), force or asyncio.Event()
     watch = DescriptorWatch(Seldom(logger))
-    server = _Server(_uvicorn_config(app, state), watch, state.settings)
+    server = _Server(_uvicorn_config(app, state), watch, state)
     signals = _signals(first, second, on_hangup) if force is None else contextlib.nullcontext()
     with signals, _accept_errors(watch):
         serving = asyncio.create_task(server.serve(sockets=[listener]))

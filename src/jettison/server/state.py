@@ -27,6 +27,11 @@ from jettison.server.tokenizer import Tokenizer
 
 _DRAIN_POLL_S = 0.02
 
+MOST_UNREAD_VALUES = 1 << 18
+"""Most tokens and log-probabilities of one request that wait for a client to read, some 100 bytes each: with 20
+log-probabilities more than 12,000 tokens. A client that reads a little at a time keeps its connection, so nothing else
+bounds them."""
+
 _NOT_READY = {
     "loading": "The server is loading its model; retry later.",
     "draining": "The server is shutting down; retry elsewhere or later.",
@@ -167,6 +172,15 @@ class ServerState:
         """Returns when no generating request is left, and no transfer."""
         while self.num_running:
             await asyncio.sleep(_DRAIN_POLL_S)
+
+    def end_unread(self) -> None:
+        """End requests of which too much waits for their clients. Called about every second."""
+        for generation in tuple(self.generations):
+            if generation.num_unread_values > MOST_UNREAD_VALUES:
+                message = "The answer is read more slowly than it is made."
+                generation.abort(ApiError(503, message, code="reads_too_slowly"))
+                if generation.cut_off is not None:  # else all that waits would be kept for as long as the client likes
+                    generation.cut_off()
 
     def abort_all(self) -> None:
         """End all running requests; their clients get an error."""

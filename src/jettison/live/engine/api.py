@@ -238,6 +238,10 @@ class EngineClient(Protocol):
         """The front end matched a stop string: free everything, end with STOP and no further tokens."""
         ...
 
+    def num_unread(self, request_id: RequestId) -> int:
+        """Events of a request under way that its iterator has not yielded yet; 0 for any other. Cheap."""
+        ...
+
     def timings(self, request_id: RequestId) -> RequestTimings | None:
         """Milestones so far of a request that is under way; None for any other. Cheap."""
         ...

@@ -35,7 +35,7 @@ from jettison.live.engine.provisioner import Provisioner
 from jettison.live.engine.restart import Restarter
 from jettison.live.engine.snapshot import take_snapshot
 from jettison.live.engine.spawner import Spawner, machines_of
-from jettison.live.engine.stream import Stream
+from jettison.live.engine.stream import Stream, events_of
 from jettison.live.engine.suspects import Suspects
 from jettison.live.engine.takeover import agree_on_weights, fill_kept, missing_of
 from jettison.live.engine.warmup import WarmUp
@@ -258,7 +258,7 @@ class Engine:
         """See ``EngineClient.submit``."""
         stream = Stream(request.arrival_ns)
         self.submit_to(request, stream, is_further=is_further)
-        return self._events(request.request_id, stream)
+        return events_of(stream, lambda: self.cancel(request.request_id))
 
     def submit_to(self, request: Request, stream: Stream, *, is_further: bool = False) -> None:
         """As ``submit``, with the events put into a stream of the caller's."""
@@ -299,20 +299,6 @@ class Engine:
         if too_long is not None:
             raise TooLongError(too_long, param="max_tokens", code="context_length_exceeded")
 
-    async def _events(self, request_id: RequestId, stream: Stream) -> AsyncIterator[TokenEvent]:
-        try:
-            while True:
-                event = stream.take()
-                if event is None:
-                    await stream.more()
-                    continue
-                yield event
-                if event.finish_reason is not None:
-                    return
-        finally:
-            if not stream.ended:
-                self.cancel(request_id)
-
     def cancel(self, request_id: RequestId) -> None:
         """See ``EngineClient.cancel``."""
         self._handle(ports.CancelRequested(request_id))
@@ -324,6 +310,11 @@ class Engine:
     def objectives(self) -> Objectives:
         """See ``EngineClient.objectives``."""
         return UNKNOWN_OBJECTIVES if self._driver is None else self._driver.core.objectives
+
+    def num_unread(self, request_id: RequestId) -> int:
+        """See ``EngineClient.num_unread``."""
+        stream = self._streams.get(request_id)
+        return 0 if stream is None else stream.num_unread
 
     def timings(self, request_id: RequestId) -> RequestTimings | None:
         """See ``EngineClient.timings``."""

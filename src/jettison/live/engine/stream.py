@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator, Callable
 
 from jettison.core.requests import RequestState
 from jettison.live.engine.api import RequestTimings, TokenEvent
@@ -51,7 +52,28 @@ class Stream:
         """The next event, if it has come."""
         return self._events.popleft() if self._events else None
 
+    @property
+    def num_unread(self) -> int:
+        """Events that have come and were not taken."""
+        return len(self._events)
+
     def more(self) -> asyncio.Future[None]:
         """Done when another event has come; only where ``take`` gave none."""
         self._waiter = asyncio.get_running_loop().create_future()
         return self._waiter
+
+
+async def events_of(stream: Stream, cancel: Callable[[], None]) -> AsyncIterator[TokenEvent]:
+    """All events as they come. Leaving the iterator before the last one calls ``cancel``."""
+    try:
+        while True:
+            event = stream.take()
+            if event is None:
+                await stream.more()
+                continue
+            yield event
+            if event.finish_reason is not None:
+                return
+    finally:
+        if not stream.ended:
+            cancel()

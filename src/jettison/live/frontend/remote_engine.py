@@ -113,6 +113,11 @@ class RemoteEvents(PendingEvents):
         params = replace(self.request.params, prompt_logprobs=None)  # they came with the first token
         return replace(self.request, params=params, resumed=tuple(self.tokens))
 
+    @property
+    def num_unread(self) -> int:
+        """Events that have come and were not read."""
+        return len(self._events)
+
     # --- from the reader
 
     async def accepted(self) -> None:
@@ -249,6 +254,11 @@ class RemoteEngine:
         if self.is_away:
             self._end(number, TokenEvent([], ending))
         return self.is_away
+
+    def num_unread(self, request_id: RequestId) -> int:
+        """See ``EngineClient``."""
+        number = self._numbers.get(request_id)
+        return 0 if number is None else self._streams[number].num_unread
 
     def timings(self, request_id: RequestId) -> RequestTimings | None:
         """None: the controller has them, and tells them with the last event."""
