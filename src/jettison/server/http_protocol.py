@@ -86,6 +86,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Whether the newest message has begun and not ended."""
         self._is_last = False
         """Whether the newest request ends the connection: later bytes are discarded."""
+        self._late_refusal: ApiError | None = None
+        """The last answer, behind those of all requests that were read."""
         self.is_refused = False
         """Whether its client gets nothing more: what still comes is read and discarded."""
         self._is_probe = False
@@ -219,7 +221,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if not self.is_refused:
                 self._parse_behind_upgrade(data[stop.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(ApiError(400, "Invalid HTTP request received.", code="invalid_http"))
+            self._refuse_behind(ApiError(400, "Invalid HTTP request received.", code="invalid_http"))
+            return
         if self._num_overhead_bytes > self.max_header_bytes:
             self._refuse_headers()
 
@@ -332,7 +335,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._feed()
         if not self._is_idle or self.is_refused:
             return
-        if not self._is_in_headers:
+        if self._late_refusal is not None:
+            self._refuse(self._late_refusal)
+        elif not self._is_in_headers:
             self._stop_header_timer()
             self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
         elif not self._is_begun:
@@ -368,6 +373,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _refuse_headers(self) -> None:
         message = f"The request headers or trailers are larger than {self.max_header_bytes} bytes."
         self._refuse(ApiError(431, message, code="headers_too_large"))
+
+    def _refuse_behind(self, error: ApiError) -> None:
+        """Refuse what is no request once the whole requests before it are answered: they are not at fault."""
+        if self._is_in_headers and not self._is_idle and not self.is_refused:
+            self._late_refusal = error
+            self._is_last = True
+        else:
+            self._refuse(error)
 
     def _refuse(self, error: ApiError) -> None:
         if self.is_refused or self.transport.is_closing():

@@ -21,7 +21,7 @@ def test_what_was_not_taken_is_unread() -> None:
 
 
 @pytest.mark.parametrize("is_left", [True, False])
-async def test_only_who_leaves_early_cancels(is_left: bool) -> None:
+async def test_leaving_early_cancels_and_nothing_else_does(is_left: bool) -> None:
     stream, cancelled = Stream(0), []
     events = events_of(stream, lambda: cancelled.append(True))
     stream.put(TokenEvent([SampledToken(1)]))
