@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from jettison.server.cors import CorsSettings
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, retry_headers
 from jettison.server.generation import CUT_OFF
-from jettison.server.http_transport import AnswerTransport, Flow, HeldBytes, write_now
+from jettison.server.http_transport import AnswerTransport, Flow, HeldBytes, cut_off, write_now
 from jettison.server.idle_connections import IdleConnections
 from jettison.server.old_http import VERSIONS, UnchunkedApp
 from jettison.server.paths import plain_path
@@ -136,11 +136,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif self._running is not None:
             self._running.keep_alive = False
 
-    def cut_off(self) -> None:
-        """End the connection of a client for which too much waits."""
-        self.seldom.warning("dropping a client that reads its answer more slowly than it is made")
-        self.transport.abort()
-
     def look(self, now_s: float) -> None:
         """Check for clients that have stalled or left. Called about every second.
 
@@ -221,8 +216,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if not self.is_refused:
                 self._parse_behind_upgrade(data[stop.args[0] :])
         except httptools.HttpParserError:
-            self._refuse_behind(ApiError(400, "Invalid HTTP request received.", code="invalid_http"))
-            return
+            error = ApiError(400, "Invalid HTTP request received.", code="invalid_http")
+            if self._is_in_headers and not self._is_idle and not self.is_refused:
+                # The whole requests before are answered first: they are not at fault.
+                self._late_refusal, self._is_last = error, True
+                return
+            self._refuse(error)
         if self._num_overhead_bytes > self.max_header_bytes:
             self._refuse_headers()
 
@@ -271,7 +270,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = self.parser.should_keep_alive() and not self._is_probe
             self._is_in_headers = False
             self.cycle.transport = AnswerTransport(self)  # type: ignore[assignment]
-            self.scope[CUT_OFF] = self.cut_off  # type: ignore[literal-required]
+            self.scope[CUT_OFF] = partial(cut_off, self.transport, self.seldom)  # type: ignore[literal-required]
             self.scope[WRITE_NOW] = partial(write_now, self.cycle)  # type: ignore[literal-required]
             self._num_body_bytes = int(dict(self.headers).get(b"content-length", 0))  # llhttp has checked it
 
@@ -373,14 +372,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _refuse_headers(self) -> None:
         message = f"The request headers or trailers are larger than {self.max_header_bytes} bytes."
         self._refuse(ApiError(431, message, code="headers_too_large"))
-
-    def _refuse_behind(self, error: ApiError) -> None:
-        """Refuse what is no request once the whole requests before it are answered: they are not at fault."""
-        if self._is_in_headers and not self._is_idle and not self.is_refused:
-            self._late_refusal = error
-            self._is_last = True
-        else:
-            self._refuse(error)
 
     def _refuse(self, error: ApiError) -> None:
         if self.is_refused or self.transport.is_closing():

@@ -10,6 +10,8 @@ from typing import Protocol
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from jettison.server.quiet_log import Seldom
+
 
 class HeldBytes:
     """The unparsed bytes of all connections of a server."""
@@ -65,6 +67,12 @@ class AnswerTransport:
     def is_closing(self) -> bool:
         """As a transport's."""
         return self._answering.is_refused or self._answering.transport.is_closing()
+
+
+def cut_off(transport: asyncio.Transport, seldom: Seldom) -> None:
+    """End the connection of a client for which too much waits."""
+    seldom.warning("dropping a client that reads its answer more slowly than it is made")
+    transport.abort()
 
 
 def write_now(cycle: RequestResponseCycle, body: bytes) -> bool:
