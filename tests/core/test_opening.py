@@ -57,7 +57,7 @@ def test_none_falls_asleep_that_will_be_needed_before_it_could_serve_again() -> 
     cluster.run(stop=lambda: len(cluster.core.state.requests) == 5)
     rung = next(r for r in cluster.core.ladder.rungs if isinstance(r, WakeRung))
     groups = list(cluster.core.groups.values())
-    assert rung._opening.num_spared(groups, 60.0) == 0
-    assert rung._opening.num_spared(groups, 0.0) == 0, "what it holds is needed somewhere"
+    assert rung._opening.spared(groups, 60.0).num == 0
+    assert rung._opening.spared(groups, 0.0).num == 0, "what it holds is needed somewhere"
     cluster.run()
-    assert rung._opening.num_spared(groups, 0.0) == len(groups), "nothing is held, and nothing comes"
+    assert rung._opening.spared(groups, 0.0).num == len(groups), "nothing is held, and nothing comes"

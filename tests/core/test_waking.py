@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Mapping
 
 import pytest
 from fakes import MS, FakeCluster, Faults
@@ -368,7 +369,10 @@ def watch(cluster: FakeCluster, min_awake: int) -> list[str]:
     sleepers = cluster.core.sleepers
     sleep_now = sleepers.sleep
 
-    def watched(worker_ids: list[int], level: int, now_ns: int, reason: str = "requested") -> object:
+    def watched(
+        worker_ids: list[int], level: int, now_ns: int, reason: str = "requested",
+        told: Mapping[str, object] | None = None,
+    ) -> object:
         if reason != "requested":
             state = cluster.core.state
             serving = {w for w, groups in state.groups_of.items() if groups} - set(sleepers.leaving)
@@ -378,7 +382,7 @@ def watch(cluster: FakeCluster, min_awake: int) -> list[str]:
                 faults.append(f"{cluster.now}: under pressure")
             if any(g.queues.serves_online for w in worker_ids for g in state.groups_of[w]):
                 faults.append(f"{cluster.now}: {worker_ids} serve")
-        return sleep_now(worker_ids, level, now_ns, reason)
+        return sleep_now(worker_ids, level, now_ns, reason, told)
 
     sleepers.sleep = watched  # type: ignore[method-assign, assignment]
     return faults

@@ -128,6 +128,13 @@ def test_a_drop_that_was_weighed_shows_its_forecast_and_what_came_of_it() -> Non
     assert declined.predicted.items() >= foreseen.items()
 
 
+def test_a_sleep_shows_what_the_others_were_foreseen_to_need() -> None:
+    need = {"ahead_s": 1.0, "online_blocks": 3, "growth_blocks": 2, "open_blocks": 40}
+    log = [{"t": 1.0, "kind": "falling_asleep", "worker": 2, "level": 2, "requests": 0, "reason": "idle", **need}]
+    (decision,) = decisions_of(run(log=log))
+    assert decision.predicted == need and "open_blocks" not in decision.inputs
+
+
 def test_a_restore_and_a_yield_show_their_forecasts_and_what_came_of_their_own() -> None:
     foreseen = {"stay_request_s": 90.0, "taken_request_s": 40.0}
     weighed = {"t": 20.0, "kind": "restore_decided", "group": 7, "workers": [0, 1], **foreseen}

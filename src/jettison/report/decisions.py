@@ -233,7 +233,9 @@ def _sleep(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     outcome: dict[str, Any] = {} if end is None else _rest(end, "worker")
     if end is not None:
         outcome["came_to"] = end["kind"]
-    return Decision(event["t"], "sleep", None, (event["worker"],), _rest(event, "worker"), {}, outcome)
+    predicted = _pick(event, ("ahead_s", "online_blocks", "growth_blocks", "open_blocks"))
+    inputs = _rest(event, "worker", *predicted)
+    return Decision(event["t"], "sleep", None, (event["worker"],), inputs, predicted, outcome)
 
 
 def _stay_awake(event: Event, log: Sequence[Event], run: RunResult) -> Decision:

@@ -16,7 +16,7 @@ that sleeps may give its process up, too (``core.moving.provisioning``): to wake
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -240,10 +240,11 @@ class Sleepers:
     # --- orders -----------------------------------------------------------------------------------------------
 
     def sleep(
-        self, worker_ids: Sequence[WorkerId], level: int, now_ns: int, reason: str = "requested"
+        self, worker_ids: Sequence[WorkerId], level: int, now_ns: int, reason: str = "requested",
+        told: Mapping[str, object] | None = None,
     ) -> list[Action]:
-        """Begin to put workers to sleep, for ``reason``; return the records and actions. Raises ValueError, with
-        nothing begun, where ``why_not`` says so or there is no such level."""
+        """Begin to put workers to sleep, for ``reason`` and for what else is ``told`` in the log; return the records
+        and actions. Raises ValueError, with nothing begun, where ``why_not`` says so or there is no such level."""
         if level not in LEVELS:
             raise ValueError(f"there is no level {level} of sleep: 1 keeps a host copy, 2 does not")
         if (why := self.why_not(worker_ids, level)) is not None:
@@ -252,7 +253,7 @@ class Sleepers:
         for worker_id in worker_ids:
             group = self._cluster.groups_of[worker_id][0]
             num_requests = len(list(group.queues.all_requests()))
-            fields = {"worker": worker_id, "level": level, "requests": num_requests, "reason": reason}
+            fields = {"worker": worker_id, "level": level, "requests": num_requests, "reason": reason, **(told or {})}
             actions.append(Record("falling_asleep", now_ns, fields))
             self._since_ns[worker_id] = now_ns
             worker = self._cluster.workers[worker_id]

@@ -10,7 +10,7 @@ from jettison.core.ladder.prompts import num_for_arrivals
 from jettison.core.ladder.rung import Means
 from jettison.core.ladder.waking.backlog import PricedWork, as_fields
 from jettison.core.ladder.waking.duework import DueWork
-from jettison.core.ladder.waking.opening import Opening
+from jettison.core.ladder.waking.opening import Need, Opening
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.policy.batchworth import num_worth
@@ -97,23 +97,24 @@ class Dozing:
         if why_pressed() is not None:
             self._calm_since_ns = now_ns
             return actions
-        chosen = self._choose(now_ns)
+        chosen, need = self._choose(now_ns)
         if chosen and self._priced.is_there:
             chosen, records = self._keep(chosen, now_ns)
             actions += records
         for group_id in chosen:
             (worker_id,) = self._state.groups[group_id].worker_ids
-            if order := self._sleep(worker_id, f"no online request for {self._after_s:g} s", now_ns):
+            if order := self._sleep(worker_id, f"no online request for {self._after_s:g} s", now_ns, need):
                 self._slept_since_ns[worker_id] = now_ns
                 actions += order
         return actions
 
-    def _choose(self, now_ns: int) -> list[GroupId]:
-        """The groups whose workers may fall asleep now: without online requests for long enough, not needed by packing,
-        arrivals or deadlines. Empty: none."""
+    def _choose(self, now_ns: int) -> tuple[list[GroupId], Need | None]:
+        """The groups whose workers may fall asleep now (without online requests for long enough, not needed by packing,
+        arrivals or deadlines), and what is foreseen that online requests will need of the others, where they are
+        packed."""
         state, awake, serving = self._state, self._state.params.awake, self._serving()
         if len(serving) <= awake.min_awake:
-            return []
+            return [], None
         self._empty_since_ns = {g: ns for g, ns in self._empty_since_ns.items() if g in state.groups}
         idle: list[IdleGroup] = []
         for group in state.groups.values():
@@ -126,9 +127,11 @@ class Dozing:
             staying = [g for g in state.groups.values() if g.group_id not in chosen]
             num_least = num_for_arrivals(state, self._means.loads, staying)
             chosen = chosen[: max(0, len(serving) - num_least)]
-        if chosen:
-            chosen = chosen[: self._opening.num_spared([state.groups[g] for g in chosen], self._opening_s())]
-        return chosen[: self._num_spared(len(chosen), now_ns)] if chosen else []
+        if not chosen:
+            return [], None
+        num, need = self._opening.spared([state.groups[g] for g in chosen], self._opening_s())
+        chosen = chosen[:num]
+        return chosen[: self._num_spared(len(chosen), now_ns)] if chosen else [], need
 
     def _num_spared(self, num_wanted: int, now_ns: int) -> int:
         """How many of ``num_wanted`` instances deadlines can spare; all where nothing is due, 0 while something is due
@@ -159,10 +162,11 @@ class Dozing:
             return False
         return not set(self._means.migrations.worker_ids) & set(group.worker_ids)
 
-    def _sleep(self, worker_id: WorkerId, reason: str, now_ns: int) -> list[Action]:
-        """Order a worker to sleep, and return the actions of that; empty where it cannot sleep now. ``reason`` goes to
-        the log."""
+    def _sleep(self, worker_id: WorkerId, reason: str, now_ns: int, need: Need | None = None) -> list[Action]:
+        """Order a worker to sleep, and return the actions of that; empty where it cannot sleep now. The log has
+        ``reason``, and what is needed of the others."""
         if self._means.sleepers.why_not([worker_id], LEVEL) is not None:
             return []
         self._state.catch_up_all()  # what it hands on is dealt out by what others hold
-        return self._means.sleepers.sleep([worker_id], LEVEL, now_ns, reason)
+        told = {} if need is None else need.as_fields()
+        return self._means.sleepers.sleep([worker_id], LEVEL, now_ns, reason, told)

@@ -46,6 +46,14 @@ class Need(NamedTuple):
         }  # fmt: skip
 
 
+class Spared(NamedTuple):
+    """How many instances others can spare."""
+
+    num: int
+    need: Need | None
+    """Of online requests, with what is open without them; None: requests are not packed, and nothing was foreseen."""
+
+
 class Opening:
     """What online requests will need by the time at which a sleeper could serve."""
 
@@ -75,16 +83,17 @@ class Opening:
         need = Need(*self._need_blocks(groups, ahead_s, num_blocks), num_blocks, ahead_s)
         return need if need.missing_blocks > 0 else None
 
-    def num_spared(self, leaving: Sequence[Group], opening_s: float) -> int:
+    def spared(self, leaving: Sequence[Group], opening_s: float) -> Spared:
         """How many of these groups the others can spare: they will have room for what all requests need until a sleeper
         could serve again."""
         if not self.is_asked:
-            return len(leaving)
+            return Spared(len(leaving), None)
         groups, each = self.serving(), [group.blocks.capacity for group in leaving]
         num_blocks = sum(group.blocks.capacity for group in groups)
         ahead_s = opening_s + 2.0 * LOOK_S  # past what the next look sees, which would open one of them again
-        spare = num_blocks - sum(self._need_blocks(groups, ahead_s, num_blocks - each[0]))
-        return sum(blocks <= spare for blocks in accumulate(each))
+        held, growth = self._need_blocks(groups, ahead_s, num_blocks - each[0])
+        num = sum(blocks <= num_blocks - held - growth for blocks in accumulate(each))
+        return Spared(num, Need(held, growth, num_blocks - sum(each[:num]), ahead_s))
 
     def _need_blocks(self, groups: Sequence[Group], ahead_s: float, enough: int) -> tuple[int, int]:
         """(blocks that online requests of these groups hold, most that they and arrivals take in ``ahead_s`` seconds).
