@@ -20,8 +20,8 @@ from e2e_server import MODEL, WAIT_S, eventually
 from failing_core import POISON
 from test_batches_live import begin, check_whole, client_of, num_done
 
+from jettison.live.engine.api import OFTEN_LOST
 from jettison.live.experiments.server_process import ServerProcess
-from jettison.live.frontend.remote_engine import OFTEN_LOST
 from jettison.server.parent.rules import MOST_RESTARTS
 
 pytestmark = pytest.mark.live

@@ -146,8 +146,9 @@ def test_a_restore_and_a_yield_show_their_forecasts_and_what_came_of_their_own()
     assert restored.predicted == foreseen and restored.outcome["seen_request_s"] == 33.0
     assert yielded.predicted == foreseen and yielded.inputs == {"cap_blocks": 5}
     assert "seen_request_s" not in yielded.outcome, "what came was the restore's"
-    (alone,) = decisions_of(run(log=[begun]))
-    assert alone.predicted == {} and "seen_request_s" not in alone.outcome
+    for log in ([begun], [weighed, begun, {**begun, "t": 30.0}]):
+        alone = decisions_of(run(log=log))[-1]
+        assert alone.predicted == {} and "seen_request_s" not in alone.outcome, "another's forecast, or none"
 
 
 def test_what_dropping_cost_is_not_called_saved(capsys) -> None:

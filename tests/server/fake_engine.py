@@ -79,6 +79,7 @@ class FakeEngine:
         self.retry_after_ms = 1500
         self.fail_after: int | None = None
         """Tokens after which a request ends with ERROR."""
+        self.failure = "a worker was lost"
         self.crash_after: int | None = None
         """Tokens after which the event iterator itself raises."""
         self.unread = 0
@@ -234,7 +235,7 @@ class FakeEngine:
             raise ValueError("secret internal detail")
         if self.fail_after is not None and running.num_made >= self.fail_after:
             running.num_made = -1
-            return TokenEvent([], FinishReason.ERROR, error="a worker was lost", timings=timings)
+            return TokenEvent([], FinishReason.ERROR, error=self.failure, timings=timings)
         first = running.num_made == 0
         now_ns = time.monotonic_ns()
         timings.first_token_ns = timings.first_token_ns or now_ns

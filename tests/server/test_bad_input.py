@@ -556,6 +556,15 @@ def test_requests_between_body_and_queue_count_as_waiting():
     assert (admission.num_active, admission.num_arriving) == (0, 0)
 
 
+def test_a_request_that_came_back_with_its_front_end_and_then_came_is_counted_out():
+    """Its body came to the controller after the one that let it in, and it is refused before it is queued."""
+    admission = Admission(FakeEngine(), ServerSettings(model_names=("fake",)))
+    with admission.returned("", 1) as arrival:
+        arrival.come()
+        assert admission.num_arriving == 1
+    assert (admission.num_active, admission.num_arriving) == (0, 0)
+
+
 async def test_too_long_says_both_numbers(app_client):
     for prompt, max_tokens, number in (("x" * 50, 360, 400), ("x" * 50, 280, 300)):
         body = COMPLETION | {"prompt": prompt, "max_tokens": max_tokens}

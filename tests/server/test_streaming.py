@@ -10,6 +10,7 @@ import pytest
 from fake_engine import FakeEngine
 from served import eventually, sse_events
 
+from jettison.live.engine.api import OFTEN_LOST
 from jettison.server.settings import ServerSettings
 from jettison.server.sse import DONE, EventStream, StreamKeeper
 
@@ -219,9 +220,17 @@ async def test_one_failing_choice_ends_the_others(serve):
         engine.fail_after = 3
         answer = await served.completion(max_tokens=50, n=4)
         assert answer.status_code == 500
-        assert answer.json()["error"]["code"] == "engine_error"
+        assert answer.json()["error"]["code"] == "engine_error" and "x-should-retry" not in answer.headers
         await eventually(lambda: not engine.running)
         assert served.state.admission.num_choices == 0
+
+
+async def test_a_request_that_ended_each_engine_is_not_to_be_sent_again(serve):
+    engine = FakeEngine(delay_s=0.001)
+    async with serve(engine) as served:
+        engine.fail_after, engine.failure = 0, OFTEN_LOST
+        answer = await served.completion(max_tokens=50)
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (500, "false")
 
 
 async def test_submit_is_all_or_none(serve):

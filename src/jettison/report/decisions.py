@@ -158,8 +158,11 @@ def _restore(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     end = _first_after(log, ("restore_done", "restore_turned"), event["t"], workers)
     if end is not None:
         outcome = {"ended_as": end["kind"], "after_s": end["t"] - event["t"]} | _rest(end)
-    weighed = [e for e in log if e["kind"] == "restore_decided" and e["t"] <= event["t"]]
-    decided = next((e for e in reversed(weighed) if e.get("group") == event.get("group")), {})
+    about = ("restore_decided", "restore_begin")
+    before = [e for e in log if e["kind"] in about and e.get("group") == event.get("group") and e["t"] <= event["t"]]
+    while before and before.pop() is not event:
+        pass
+    decided = before[-1] if before and before[-1]["kind"] == "restore_decided" else {}
     if decided:
         outcome = _outcome_of_forecast(decided, log) | outcome
     predicted = _pick(decided, _FORESEEN)

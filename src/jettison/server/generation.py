@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from starlette.types import Receive
 
 from jettison.errors import JettisonError
-from jettison.live.engine.api import EngineClient, PendingEvents, RequestTimings, TokenEvent
+from jettison.live.engine.api import OFTEN_LOST, EngineClient, PendingEvents, RequestTimings, TokenEvent
 from jettison.server.attainment import Verdict
 from jettison.server.choice import ChoiceText, Delta
 from jettison.server.console.journal import Journal, Row
@@ -243,7 +243,8 @@ class Generation:
 
     def _check(self, event: TokenEvent) -> None:
         if event.finish_reason is FinishReason.ERROR:
-            raise ApiError(500, event.error or "The request failed.", code="engine_error")
+            headers = {"x-should-retry": "false"} if event.error == OFTEN_LOST else {}  # OpenAI's SDKs heed it
+            raise ApiError(500, event.error or "The request failed.", code="engine_error", headers=headers)
         if event.finish_reason is FinishReason.CANCELLED:
             raise self._abort_error or ApiError(503, "The server cancelled the request.", code="cancelled")
 

@@ -50,6 +50,10 @@ from jettison.server.tracing import Traces, traces_to
 
 logger = logging.getLogger(__name__)
 
+HELD_SHARE = 0.2
+"""Part of the time for draining for which an order to end waits for streams on their way back: a service manager gives
+little more than that time."""
+
 EXACT_DTYPES = frozenset({"float64"})
 """Precisions for which equal tokens are promised under all memory moves; see ``jettison verify``."""
 
@@ -297,7 +301,7 @@ async def _serve(config: EngineConfig, line: ParentLine | None = None) -> int:
 
     stop, served = asyncio.Event() if line is None else line.stop, asyncio.Event()
     if line is not None:
-        line.open(config.server.shutdown_timeout_s)
+        line.open(HELD_SHARE * config.server.shutdown_timeout_s)
     # A supervisor restarts a process that ends; a server that answers 503 for ever helps no client.
     engine.on_failure = stop.set
     if line is not None:

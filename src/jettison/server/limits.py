@@ -81,6 +81,7 @@ class Admission:
         try:
             yield arrival
         finally:
+            arrival.submitted()  # its body may have come here
             self.num_active -= 1
             arrival.give_back()
 

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jettison.errors import KeyLimitError, NotReadyError
-from jettison.live.engine.api import EngineInfo, RequestTimings, TokenEvent
+from jettison.live.engine.api import OFTEN_LOST, EngineInfo, RequestTimings, TokenEvent
 from jettison.live.frontend import remote_engine
 from jettison.live.frontend import wire as w
 from jettison.live.frontend.hub import Front, Hub
-from jettison.live.frontend.remote_engine import LOST, OFTEN_LOST, RemoteEngine
+from jettison.live.frontend.remote_engine import LOST, RemoteEngine
 from jettison.policy.slo import UNKNOWN_OBJECTIVES
 from jettison.types import FinishReason, Request, SampledToken, SamplingParams, TokenLogprobs
 

@@ -27,7 +27,7 @@ from jettison.policy.safepoints import (
 )
 from jettison.policy.slices import ShedView, sheds
 from jettison.policy.slo import Objectives, objectives
-from jettison.types import NANOSECONDS
+from jettison.types import NANOSECONDS, GroupId
 
 
 class Safepoints:
@@ -66,12 +66,16 @@ class Safepoints:
     def make_way(self, now_ns: int) -> list[Action]:
         """Have steps under way make way for the online requests that have come to their groups, be it from outside or
         from another group, and forget that they came; return the records and orders of that."""
-        came, actions = self._state.changes.came, list[Action]()
+        came, actions, made = self._state.changes.came, list[Action](), set[GroupId]()
         for request_id in came:
             state = self._state.requests.get(request_id)
-            group = None if state is None else self._state.groups.get(state.group_id)
+            if state is None or state.group_id in made:
+                continue
+            group = self._state.groups.get(state.group_id)
             flight = None if group is None else next(reversed(group.in_flight.values()), None)
-            if state is not None and group is not None and flight is not None and flight.step.safepoint_layers:
+            if group is not None and flight is not None and flight.step.safepoint_layers:
+                if flight.step.sheds_from is None:
+                    made.add(group.group_id)  # way is made for all that wait there
                 actions += self._make_way(state, group, flight, now_ns)
         came.clear()
         return actions

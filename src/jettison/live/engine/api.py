@@ -19,6 +19,9 @@ from jettison.types import FinishReason, Request, RequestId, SampledToken, Token
 
 EngineState = Literal["loading", "ready", "draining", "failed"]
 
+OFTEN_LOST = "the server's engine ended each time that it worked on this request"
+"""Error of a request that is not tried once more: nor should its client, as each try may cost a controller."""
+
 
 class LogPart(NamedTuple):
     """What was read of the event log for a span of time."""

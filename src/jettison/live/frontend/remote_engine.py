@@ -25,7 +25,15 @@ import msgspec
 
 from jettison.core.ports import StoredWork
 from jettison.errors import JettisonError, NotReadyError, RequestError
-from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, PendingEvents, RequestTimings, TokenEvent
+from jettison.live.engine.api import (
+    OFTEN_LOST,
+    EngineInfo,
+    EngineSnapshot,
+    EngineState,
+    PendingEvents,
+    RequestTimings,
+    TokenEvent,
+)
 from jettison.live.frontend import wire as w
 from jettison.live.frontend.channel import FAILED, Message, TurnChannel
 from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
@@ -33,7 +41,6 @@ from jettison.types import FinishReason, Request, RequestId, SampledToken
 
 GONE = "The server's engine is gone; retry later."
 LOST = "the server's engine is gone; the request was not completed"
-OFTEN_LOST = "the server's engine ended each time that it worked on this request"
 MOST_RETURNS = 3
 """Controllers that may end under a request: as many as deaths of workers in its steps end it
 (``core.requests.Suspicion``)."""
