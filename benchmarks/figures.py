@@ -330,6 +330,7 @@ def _demo_day(document: Document) -> str:
 @block("faults")
 @block("faults_of_three")
 @block("faults_of_moves")
+@block("faults_of_offline")
 def _deaths(document: Document) -> str:
     keys = ("schedules", "reached_failpoint", "requests", "tokens_compared")
     return table(("schedules", "met their place", "requests", "tokens compared", "problems"),
