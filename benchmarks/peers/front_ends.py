@@ -37,7 +37,7 @@ from jettison.config import EngineConfig
 from jettison.core.requests import RequestState
 from jettison.device.model.create import create_model
 from jettison.live.engine.api import EngineInfo, EngineSnapshot, RequestTimings, TokenEvent
-from jettison.live.engine.stream import Stream
+from jettison.live.engine.stream import Stream, events_of
 from jettison.live.experiments.server_process import free_port
 from jettison.policy.slo import UNKNOWN_OBJECTIVES
 from jettison.report.results import percentile
@@ -90,20 +90,10 @@ class PretendingEngine:
     def submit(self, request, *, is_further: bool = False):
         stream = Stream(request.arrival_ns)
         self.submit_to(request, stream)
-        return self._events(request.request_id, stream)
+        return events_of(stream, lambda: self.cancel(request.request_id))
 
-    async def _events(self, request_id: str, stream: Stream):
-        try:
-            while True:
-                event = stream.take()
-                if event is None:
-                    await stream.more()
-                    continue
-                yield event
-                if event.finish_reason is not None:
-                    return
-        finally:
-            self.cancel(request_id)
+    def num_unread(self, request_id: str) -> int:
+        return self._open[request_id][0].num_unread if request_id in self._open else 0
 
     def cancel(self, request_id: str) -> None:
         if request_id in self._open:

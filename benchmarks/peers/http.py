@@ -81,6 +81,9 @@ class StubEngine:
     def check_queue(self, tenant: str, num_arriving: int = 0) -> None:
         """No queue is full."""
 
+    def num_unread(self, request_id: RequestId) -> int:
+        return self._queues[request_id].qsize() if request_id in self._queues else 0
+
     def note_stored(self, works: Sequence[StoredWork]) -> None:
         """No instance sleeps."""
 

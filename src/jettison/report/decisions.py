@@ -159,10 +159,8 @@ def _restore(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     if end is not None:
         outcome = {"ended_as": end["kind"], "after_s": end["t"] - event["t"]} | _rest(end)
     about = ("restore_decided", "restore_begin")
-    before = [e for e in log if e["kind"] in about and e.get("group") == event.get("group") and e["t"] <= event["t"]]
-    while before and before.pop() is not event:
-        pass
-    decided = before[-1] if before and before[-1]["kind"] == "restore_decided" else {}
+    ours = [e for e in log[: log.index(event)] if e["kind"] in about and e.get("group") == event.get("group")]
+    decided = ours[-1] if ours and ours[-1]["kind"] == "restore_decided" else {}
     if decided:
         outcome = _outcome_of_forecast(decided, log) | outcome
     predicted = _pick(decided, _FORESEEN)

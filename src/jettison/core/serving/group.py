@@ -276,14 +276,12 @@ class Group:
         if plan.admissions:
             taken = queues.take_waiting([admission.request_id for admission in plan.admissions], self._steps_aside)
             for index, (admission, state) in enumerate(zip(plan.admissions, taken, strict=True)):
-                # The first takes what was planned, unless it counts on cached blocks.
-                if (index or admission.num_cached_tokens) and not self.blocks.can_admit(
-                    state, admission.num_cached_tokens
-                ):
+                num_cached = admission.num_cached_tokens  # without any the first takes what was planned
+                if (index or num_cached) and not self.blocks.can_admit(state, num_cached):
                     for put_back in taken[index:]:
                         queues.enqueue(put_back)
                     break
-                self._admit(state, admission.num_cached_tokens, now_ns)
+                self._admit(state, num_cached, now_ns)
                 rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
         if not queues.waiting:
             self.head_blocked_by = None

@@ -169,9 +169,8 @@ class WakeRung(Rung):
         fields: dict[str, object] = {"reason": offer.why, "workers": worker_ids}
         if offer.groups:
             fields["group"] = offer.groups[0]
-        rate = offer.wake.bytes_per_s
         fields |= {"parameter_bytes": offer.wake.num_bytes, "source": str(offer.wake.source)}
-        if rate is not None:
+        if (rate := offer.wake.bytes_per_s) is not None:
             fields["mib_per_second"] = rate / 2**20
         fields |= offer.told
         if "wake_s" not in fields and seconds is not None:
@@ -180,8 +179,8 @@ class WakeRung(Rung):
             self._spreading.note_woken(worker_ids)
         actions: list[Action] = [Record("wake_decided", now_ns, fields)]
         if offer.saving is not None:
-            group_id = offer.groups[0] if offer.groups else None
-            actions += self.means.outcomes.begin(Decided("wake_decided", group_id, offer.saving.taking), now_ns)
+            decided = Decided("wake_decided", next(iter(offer.groups), None), offer.saving.taking)
+            actions += self.means.outcomes.begin(decided, now_ns)
         for number, worker_id in enumerate(worker_ids):
             self._dozing.note_woken(worker_id, now_ns, is_news=not number or not offer.is_for_offline)
             has_process = self._state.workers[worker_id].is_provisioned
