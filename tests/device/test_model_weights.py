@@ -8,11 +8,13 @@ import struct
 
 import pytest
 import torch
+from answers import answers
 from safetensors.torch import load_file, save_file
 
 from jettison.device.model import weights
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.shards import model_shape, shard_layouts
+from jettison.device.model.tying import with_its_own_head
 from jettison.device.model.weights import WeightFolder
 from jettison.errors import ModelError
 from jettison.types import layer_shard
@@ -108,6 +110,71 @@ def test_a_tied_model_may_bring_its_head(tiny_models, tmp_path):
     folder = shutil.copytree(tiny_models["llama3-rope"], tmp_path / "model")
     change(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
     assert "head" not in load_all(folder)
+
+
+def add_head(folder, change_head) -> None:
+    def edit(tensors):
+        tensors["lm_head.weight"] = change_head(tensors["model.embed_tokens.weight"].clone())
+
+    change(folder, edit)
+
+
+def last_row_doubled(table):
+    table[-1] *= 2
+    return table
+
+
+@pytest.mark.parametrize(("change_head", "dtype", "is_tied"), [
+    (lambda table: table, torch.float64, True),
+    (torch.randn_like, torch.float64, False),
+    (last_row_doubled, torch.float64, False),
+    (torch.Tensor.bfloat16, torch.float64, False),
+    (torch.Tensor.bfloat16, torch.bfloat16, True),
+])  # fmt: skip
+def test_a_head_that_differs_unties(tiny_models, tmp_path, monkeypatch, caplog, change_head, dtype, is_tied):
+    """In the serving dtype, whatever the pieces."""
+    monkeypatch.setattr(weights, "PIECE_BYTES", 1000)
+    folder = shutil.copytree(tiny_models["llama3-rope"], tmp_path / "model")
+    add_head(folder, change_head)
+    config = with_its_own_head(read_config(folder), folder, dtype)
+    assert config.tied_embeddings == is_tied
+    told = [] if is_tied else [f"{folder / 'config.json'}: tie_word_embeddings is true, but lm_head.weight differs"]
+    assert [line.partition(" from ")[0] for line in caplog.messages] == told
+
+
+def test_a_model_that_its_files_untie_is_the_one_that_says_so(tiny_models, tmp_path, new_driver):
+    folder = shutil.copytree(tiny_models["llama3-rope"], tmp_path / "model")
+    tied, _ = answers(folder, new_driver)
+    add_head(folder, torch.randn_like)
+    found, identity = answers(folder, new_driver)
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"tie_word_embeddings": False}))
+    said, identity_said = answers(folder, new_driver)
+    assert [each.output for each in found.values()] == [each.output for each in said.values()]
+    assert [each.output for each in found.values()] != [each.output for each in tied.values()]
+    assert identity.summary == identity_said.summary
+
+
+@pytest.mark.parametrize("name", ["llama", "llama3-rope"])
+def test_without_two_tables_nothing_is_untied(tiny_models, tmp_path, name):
+    config = read_config(tiny_models[name])
+    assert with_its_own_head(config, tiny_models[name], torch.float32) == config
+    assert with_its_own_head(config, tmp_path, torch.float32) == config
+
+
+def test_a_tied_model_may_bring_its_head_alone(tiny_models, tmp_path):
+    folder = shutil.copytree(tiny_models["llama3-rope"], tmp_path / "model")
+    before = load_all(folder)["embed"]["embed"]
+    change(folder, lambda tensors: tensors.update({"lm_head.weight": tensors.pop("model.embed_tokens.weight")}))
+    assert with_its_own_head(read_config(folder), folder, torch.float64).tied_embeddings
+    assert torch.equal(load_all(folder)["embed"]["embed"], before)
+
+
+def test_a_tied_head_of_another_shape_is_refused(tiny_models, tmp_path):
+    folder = shutil.copytree(tiny_models["llama3-rope"], tmp_path / "model")
+    add_head(folder, lambda table: table[1:].clone())
+    with pytest.raises(ModelError, match=r"unexpected tensor lm_head\.weight; weights and config\.json do not match"):
+        load_all(folder)
 
 
 def drop(name):

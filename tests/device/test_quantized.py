@@ -268,6 +268,6 @@ class TestWeightsThatLieThereTwice:
 
 def test_what_is_found(folder):
     source = WeightFolder(folder, read_config(folder), torch.float32)
-    found = find_weights(folder, list(source._sources()), lambda name: False)
+    found = find_weights(folder, list(source._sources()), lambda name, shape: False)
     assert found.files == (folder / "model.safetensors",)
     assert set(found.file_of.values()) == {folder / "model.safetensors"}

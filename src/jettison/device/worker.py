@@ -37,6 +37,7 @@ from jettison.device.model.identity import (
 )
 from jettison.device.model.seeded import weights_by
 from jettison.device.model.shards import model_shape
+from jettison.device.model.tying import with_its_own_head
 from jettison.device.model.weights import PIECE_BYTES
 from jettison.device.model.workspace import Workspace
 from jettison.device.remote import AttentionPort
@@ -105,6 +106,8 @@ class DeviceWorker:
             torch.set_num_threads(spec.num_threads)
         config = spec.config or read_config(spec.model_dir, spec.max_model_len)
         dtype = resolve_dtype(spec.dtype, config)
+        if spec.config is None:
+            config = with_its_own_head(config, spec.model_dir, dtype, spec.load_format)
         kernels = back_end.load_kernels(spec.kernels, dtype)
         weights = weights_by(spec.load_format)(spec.model_dir, config, dtype, kernels, self._bytes)
         if not spec.starts_empty:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from jettison.config import EngineConfig
 from jettison.device.model.create import create_model
 from jettison.errors import ConfigError
 from jettison.live.engine.assembly import assemble
 from jettison.server.launch import health_details
+from jettison.types import HEAD_SHARD
 
 
 def layers_of(tmp_path: Path, num_layers: int, **flags: object) -> list[tuple[int, int] | None]:
@@ -50,3 +52,20 @@ def test_health_says_where_a_migration_may_change_near_ties(
     config = EngineConfig.resolve(model=str(folder), memory="16MiB", dtype=dtype, migration_kind=kind)
     health = health_details(assemble(config))
     assert (health["migration_kind"], health["migration_may_change_near_ties"]) == (kind, may_change)
+
+
+def test_a_head_of_its_own_has_memory_and_workers_are_told(tmp_path: Path) -> None:
+    """Of a folder whose configuration says that the head is the embedding."""
+    folder = tmp_path / "model"
+    create_model(folder, arch="llama", layers=1, hidden=16, heads=2, kv_heads=1, max_position_embeddings=64, tied=True)
+    config = EngineConfig.resolve(model=str(folder), memory="16MiB")
+    assert HEAD_SHARD not in assemble(config).shape.all_shards
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = -tensors["model.embed_tokens.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    assembly = assemble(config)
+    assembly.check()
+    assert HEAD_SHARD in assembly.shape.all_shards
+    assert [spec.model.tied_embeddings for spec in assembly.worker_specs] == [False]
+    random = EngineConfig.resolve(model=str(folder), memory="16MiB", load_format="random")
+    assert assemble(random).model.tied_embeddings

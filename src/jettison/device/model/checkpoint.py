@@ -25,7 +25,11 @@ from jettison.errors import ModelError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+"""A text model's own names; the head's is the same in all models."""
 
+IsSpare = Callable[[str, tuple[int, ...]], bool]
+"""Whether a tensor of this name and shape may be there, to be ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class _Wanted:
 
     sources: dict[str, TensorSource]
     """By key."""
-    is_spare: Callable[[str], bool]
+    is_spare: IsSpare
     scheme: Scheme | None
 
 
@@ -76,7 +80,7 @@ class TextPart(NamedTuple):
     def among(cls, names: Collection[str]) -> TextPart:
         """As the names of all tensors show."""
         for part in (cls("", "language_model."), cls("model.", "model.language_model.")):
-            if part.stored_name("model.embed_tokens.weight") in names:
+            if part.stored_name(EMBEDDING) in names:
                 return part
         return cls()
 
@@ -90,7 +94,7 @@ class TextPart(NamedTuple):
 
     def is_of_others(self, stored: str) -> bool:
         """Whether a tensor is one of images, or of what joins them to text."""
-        return bool(self.after) and not stored.startswith(self.after) and stored != "lm_head.weight"
+        return bool(self.after) and not stored.startswith(self.after) and stored != HEAD
 
 
 class _Mismatch(ModelError):
@@ -98,12 +102,11 @@ class _Mismatch(ModelError):
 
 
 def find_weights(
-    model_dir: Path, sources: Sequence[TensorSource], is_spare: Callable[[str], bool], scheme: Scheme | None = None
+    model_dir: Path, sources: Sequence[TensorSource], is_spare: IsSpare, scheme: Scheme | None = None
 ) -> FoundWeights:
     """Find every tensor, and check that the folder holds exactly what ``sources`` are made of, in the right shapes.
 
-    ``is_spare``: whether a tensor of this name may be there, to be ignored. ``scheme``: how weights are quantized
-    (None: not at all). Raises ModelError.
+    ``scheme``: how weights are quantized (None: not at all). Raises ModelError.
     """
     wanted = _Wanted({source.key: source for source in sources}, is_spare, scheme)
     choices = _choices(model_dir, wanted)
@@ -166,6 +169,8 @@ def _matched(choice: _Choice, wanted: _Wanted) -> tuple[dict[str, Path], dict[st
     file_of, headers = _headers(choice)
     part = TextPart.among(headers)
     stored = [source._replace(name=part.stored_name(source.name)) for source in wanted.sources.values()]
+    if EMBEDDING not in headers and HEAD in headers and wanted.is_spare(HEAD, headers[HEAD].shape):
+        stored = [source._replace(name=HEAD) if source.name == EMBEDDING else source for source in stored]
     recipes = recipes_of(wanted.scheme, stored, headers)
     recipes = {key: recipes[source.key] for key, source in zip(wanted.sources, stored, strict=True)}
     parts = {part.name: part for recipe in recipes.values() for part in recipe.parts.values()}
@@ -173,12 +178,14 @@ def _matched(choice: _Choice, wanted: _Wanted) -> tuple[dict[str, Path], dict[st
     for name, path in file_of.items():
         if name in parts:
             check_header(path, headers[name], parts[name])
-        elif name not in left_out and not part.is_of_others(name) and not wanted.is_spare(part.own_name(name)):
+        elif not (
+            name in left_out or part.is_of_others(name) or wanted.is_spare(part.own_name(name), headers[name].shape)
+        ):
             raise _Mismatch(f"{path}: unexpected tensor {name[:80]}; weights and config.json do not match")
     missing = [name for name in parts if name not in file_of]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        hint = "; set tie_word_embeddings if it shares the embedding" if missing == ["lm_head.weight"] else ""
+        hint = "; set tie_word_embeddings if it shares the embedding" if missing == [HEAD] else ""
         raise _Mismatch(f"{choice.listing}: tensor {missing[0]}{more} is missing{hint}")
     return file_of, recipes
 

@@ -28,6 +28,7 @@ from jettison.device.devicebytes_host import HostBytes
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.operands import IntegerMatrix, PackedMatrix
 from jettison.device.model.checkpoint import (
+    HEAD,
     INDEX_FILE,
     FoundWeights,
     check_header,
@@ -79,7 +80,6 @@ class WeightFolder:
         self.layouts: Mapping[ShardId, ShardLayout] = shard_layouts(config, dtype)
         self._config = config
         self._dtype = dtype
-        self._tied = config.tied_embeddings
         self._final_norm = final_norm_sources(config)
         self._found: FoundWeights | None = None
         self.marks: dict[str, FileMark] = {}
@@ -205,6 +205,18 @@ class WeightFolder:
                 for _ in self._copying(rows_of, source, part, Digester()):
                     pass
 
+    def holds_equal(self, first: TensorSource, second: TensorSource) -> bool:
+        """Whether two tensors of one shape are equal in the serving dtype. Opens the folder if need be."""
+        self.open()
+        with self._reading() as rows_of:
+            for start, end in pieces_of(first, PIECE_BYTES // 8):
+                rows = torch.empty((2, end - start, *first.shape[1:]), dtype=self._dtype)
+                for source, part in zip((first, second), rows, strict=True):
+                    rows_of.copy_rows(source, start, part)
+                if not torch.equal(*rows):
+                    return False
+        return True
+
     def _opened(self) -> FoundWeights:
         """Opens the folder if need be."""
         self.open()
@@ -225,10 +237,11 @@ class WeightFolder:
                 yield from slot.sources
         yield from self._final_norm
 
-    def _is_spare(self, name: str) -> bool:
+    def _is_spare(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether a tensor is one that old exporters wrote although it follows from others, or of a layer that guesses
-        tokens ahead."""
-        if name.endswith("rotary_emb.inv_freq") or (self._tied and name == "lm_head.weight"):
+        tokens ahead. (A tied head that differs from the embedding is none: see ``tying``.)"""
+        is_head = name == HEAD and shape == (self._config.vocab_size, self._config.hidden_size)
+        if name.endswith("rotary_emb.inv_freq") or (self._config.tied_embeddings and is_head):
             return True
         layer = name.removeprefix("model.layers.").partition(".")[0]
         return self._config.has_spare_layers and layer.isdecimal() and int(layer) >= self._config.num_layers

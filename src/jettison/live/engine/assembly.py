@@ -30,6 +30,7 @@ from jettison.device.model.kept import keep_integers, told_of_kept
 from jettison.device.model.quantized.config import scheme_of_folder
 from jettison.device.model.seeded import weights_by
 from jettison.device.model.shards import model_shape
+from jettison.device.model.tying import with_its_own_head
 from jettison.device.model.workspace import Workspace
 from jettison.device.spec import HOST, RANDOM
 from jettison.errors import BudgetError, ConfigError
@@ -252,6 +253,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
     back_end = BACK_ENDS[config.devices.kind]
     device = choose_back_end(back_end)
     kernels = device.resolve_kernels(str(config.model.kernels), torch_dtype, processor)
+    model = with_its_own_head(model, model_dir, torch_dtype, str(config.model.load_format))
     model = _with_kept(config, model, dtype, back_end, kernels)
     shape = model_shape(model, torch_dtype)
     max_model_len = _max_model_len(config, model)
