@@ -268,6 +268,44 @@ def test_zeros_that_config_json_denies(made, tmp_path):
     loaded(WeightFolder(folder, read_config(folder), torch.float64, TORCH))
 
 
+def with_biases(quantized, target, num_last=0.0):
+    """As AutoGPTQ wrote them, beside every matrix; ``num_last``: the last number of one that Qwen2 has not."""
+    shutil.copytree(quantized, target)
+    path = target / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith(".qweight")]:
+        bias = torch.zeros(tensors[name].shape[1], dtype=torch.float16)
+        if name == "model.layers.1.mlp.down_proj.qweight":
+            bias[-1] = num_last
+        tensors.setdefault(name.replace("qweight", "bias"), bias)
+    save_file(tensors, path)
+    return target
+
+
+@pytest.mark.parametrize("config_of", [kept_config, read_config])
+def test_biases_of_zeros_change_nothing(config_of, made, tmp_path):
+    quantized, _ = made("gptq, 4 bits")
+    expected = loaded(WeightFolder(quantized, config_of(quantized), torch.float64, TORCH))
+    folder = with_biases(quantized, tmp_path / "biased")
+    slabs = loaded(WeightFolder(folder, config_of(folder), torch.float64, TORCH))
+    assert all(torch.equal(slabs[shard], slab) for shard, slab in expected.items())
+
+
+@pytest.mark.parametrize("config_of", [kept_config, read_config])
+@pytest.mark.parametrize("number", [0.5, torch.nan])
+def test_a_bias_that_is_not_zero_is_refused(config_of, number, made, tmp_path):
+    folder = with_biases(made("gptq, 4 bits")[0], tmp_path / "biased", number)
+    name = "model.layers.1.mlp.down_proj.bias"
+    with pytest.raises(ModelError, match=rf"model\.safetensors: tensor {name} is not zero, and by config"):
+        loaded(WeightFolder(folder, config_of(folder), torch.float64, TORCH))
+
+
+def test_biases_are_no_sign_of_another_format(made, tmp_path):
+    folder = with_biases(made("awq")[0], tmp_path / "biased")
+    with pytest.raises(ModelError, match=r"unexpected tensor model\.layers\.0\.mlp\.down_proj\.bias"):
+        WeightFolder(folder, read_config(folder), torch.float64, TORCH).open()
+
+
 def test_a_folder_that_was_quantized_anew_is_not_mixed_in(made):
     config = kept_config(made("awq")[0])
     other = made("compressed, 8 bits")[0]

@@ -11,12 +11,14 @@ field; GPTQModel adds it to the words, which differs where a field is full: zero
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from jettison.device.model.integers import Integers
 from jettison.device.model.quantized.bits import num_words, unpack
-from jettison.device.model.quantized.parts import AsIntegers, Headers, Part, Recipe, Stored
+from jettison.device.model.quantized.parts import AsIntegers, DamagedPart, Headers, Part, Recipe, Stored
 from jettison.device.model.quantized.scaling import finite, form_of, groups_of_columns, in_order, offsets_of, scaled
 from jettison.device.model.quantized.schemes import Awq, Gptq
 from jettison.device.model.shards import TensorSource
@@ -97,6 +99,31 @@ def gptq_recipe(scheme: Gptq, source: TensorSource, headers: Headers) -> Recipe:
         return Integers(integers.to(torch.int8), scales, offsets)
 
     return Recipe(parts, widen, integers=AsIntegers(form, read))
+
+
+def beside_zeros(recipe: Recipe, name: str) -> Recipe:
+    """A matrix whose file has a bias, too, which must be zero: it is not added."""
+    num_outputs = recipe.parts["scales"].shape[-1]
+
+    def check(stored: Stored, start: int, end: int) -> None:
+        if stored["bias"][start:end].any():
+            what = "is not zero, and by config.json there is no such bias"
+            raise DamagedPart("bias", what, "it would be left out: use another copy")
+
+    def widen(stored: Stored, start: int, end: int) -> Tensor:
+        check(stored, start, end)
+        return recipe.widen(stored, start, end)
+
+    integers = recipe.integers
+    if integers is not None:
+        read = integers.read
+
+        def read_checked(stored: Stored, start: int, end: int) -> Integers:
+            check(stored, start, end)
+            return read(stored, start, end)
+
+        integers = integers._replace(read=read_checked)
+    return replace(recipe, parts={**recipe.parts, "bias": Part(name, (num_outputs,))}, widen=widen, integers=integers)
 
 
 def _gptq_zeros(scheme: Gptq, stored: Stored, start: int, end: int) -> Tensor:

@@ -13,7 +13,21 @@ from jettison.device.model.shards import TensorSource
 
 def recipes_of(scheme: Scheme | None, sources: Iterable[TensorSource], headers: Headers) -> dict[str, Recipe]:
     """The recipe of each wanted tensor, by its key. What is stored plainly is read plainly."""
-    return {source.key: _recipe(scheme, source, headers) or plain(source) for source in sources}
+    found = {source.key: _recipe(scheme, source, headers) or plain(source) for source in sources}
+    if isinstance(scheme, Gptq):
+        _take_zero_biases(found, headers)
+    return found
+
+
+def _take_zero_biases(recipes: dict[str, Recipe], headers: Headers) -> None:
+    """Have a bias that the architecture does not want be read beside its matrix, as zeros: AutoGPTQ wrote one beside
+    each matrix."""
+    wanted = {part.name for recipe in recipes.values() for part in recipe.parts.values()}
+    for key, recipe in recipes.items():
+        if "qweight" in recipe.parts:
+            name = recipe.parts["qweight"].name.removesuffix("qweight") + "bias"
+            if name in headers and name not in wanted:
+                recipes[key] = columns.beside_zeros(recipe, name)
 
 
 def form_without_files(scheme: Scheme | None, source: TensorSource) -> IntegerForm | None:
