@@ -27,6 +27,7 @@ MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", **B
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **BASE}
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **BASE}
 GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", **BASE}
+OLMO3 = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", **BASE}
 SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", **BASE}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **BASE}
 PHI3 = {
@@ -181,6 +182,8 @@ def test_both_spellings_of_rotary_parameters(read, values, theta, scaling):
         ({**LLAMA, "rope_theta": 1}, "rope_theta 1 must be above 1"),
         ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 5e-324}}, "factor is 5e-324, expected a positive"),
         ({**LLAMA, "rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": 1e308}}, r"beta_fast is 1e\+308"),
+        ({**LLAMA, "rope_scaling": {"type": "yarn", "factor": 1e9, "original_max_position_embeddings": 1024}},
+         r"factor times original_max_position_embeddings is 1\.024e\+12 tokens"),
         ({**PHI3, "partial_rotary_factor": 1e308}, r"partial_rotary_factor is 1e\+308"),
         ({**PHI3, "partial_rotary_factor": 1e30}, "leaves 16"),
         ({**PHI3, "original_max_position_embeddings": 1}, "original_max_position_embeddings must be above 1"),
@@ -259,6 +262,44 @@ def test_a_shorter_context_makes_a_window_irrelevant(read):
 def test_a_context_beyond_the_model_is_refused(read, max_model_len):
     with pytest.raises(ConfigError, match="1024"):
         read(LLAMA, max_model_len=max_model_len)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+
+
+@pytest.mark.parametrize(("values", "context"), [
+    ({**QWEN3, "rope_scaling": YARN}, 4096),
+    ({**QWEN3, "rope_scaling": YARN, "max_position_embeddings": 1280}, 4096),
+    ({**QWEN3, "rope_scaling": YARN, "max_position_embeddings": 4096}, 4096),
+    ({**QWEN3, "rope_scaling": YARN, "max_position_embeddings": 5000}, 5000),
+    ({**QWEN3, "rope_scaling": {**YARN, "factor": 1.5}}, 1536),
+    ({**QWEN3, "rope_scaling": {**YARN, "factor": 0.5}}, 1024),
+    ({**QWEN3, "rope_scaling": {**YARN, "factor": None}}, 1024),
+    ({**QWEN3, "rope_scaling": {**YARN, "original_max_position_embeddings": None}}, 1024),
+    ({**QWEN3, "rope_scaling": _without(YARN, "original_max_position_embeddings"),
+      "original_max_position_embeddings": 512}, 2048),
+    ({**QWEN3, "rope_parameters": YARN}, 4096),
+    ({**OLMO3, "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}}}, 4096),
+    ({**QWEN3, "rope_scaling": {**YARN, "rope_type": "llama3", **LLAMA3_ROPE}}, 1024),
+    ({**QWEN3, "rope_scaling": {**YARN, "rope_type": "dynamic"}}, 1024),
+    (PHI3, 1024),
+    ({**PHI3, "rope_scaling": {**PHI3["rope_scaling"], "type": "yarn", "factor": 8.0}}, 1024),
+])  # fmt: skip
+def test_yarn_reaches_as_far_as_its_factor_says(read, values, context):
+    """And never less far than ``max_position_embeddings``."""
+    config = read(values)
+    assert (config.max_position_embeddings, config.max_model_len) == (context, context)
+    assert read(values, max_model_len=context).max_model_len == context
+    with pytest.raises(ConfigError, match=f"from 1 to the model's context, {context} "):
+        read(values, max_model_len=context + 1)
+
+
+def test_the_scaling_that_qwen3_s_card_prints(read):
+    """``--max-model-len 131072``, as in the line of docs/from-vllm.md."""
+    printed = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = read({**QWEN3, "max_position_embeddings": 40960, "rope_scaling": printed}, max_model_len=131_072)
+    assert config.max_model_len == 131_072
+    assert config.ropes[0].scaling.original_max_position_embeddings == 32768
 
 
 @pytest.mark.parametrize(

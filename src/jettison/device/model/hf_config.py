@@ -20,7 +20,7 @@ from jettison.device.model.expert_keys import read_experts
 from jettison.device.model.families import FAMILIES, TEXTS_ALIKE, Family
 from jettison.device.model.integers import KeptSlot
 from jettison.device.model.jsonfile import JsonObject, short_repr
-from jettison.device.model.layer_kinds import read_layers, read_query_growth
+from jettison.device.model.layer_kinds import read_context, read_layers, read_query_growth
 from jettison.device.model.quantized.config import read_scheme
 from jettison.device.model.quantized.signs import other_weights
 from jettison.device.model.standins import why_not_itself
@@ -189,8 +189,8 @@ def parse_config(keys: JsonObject, max_model_len: int | None = None) -> DecoderC
     num_kv_heads = keys.positive_int("num_key_value_heads", absent or num_heads)
     if num_heads % num_kv_heads:
         raise keys.fail(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
-    context = keys.positive_int("max_position_embeddings", family.default_context)
-    served = _served_context(keys, context, max_model_len)
+    context, told_by = read_context(keys, family)
+    served = _served_context(keys, context, told_by, max_model_len)
     head_dim = _head_dim(keys, family, hidden_size, num_heads)
     ropes, layers = read_layers(keys, family, num_layers, head_dim, served)
     biases = family.biases
@@ -339,13 +339,13 @@ def _head_dim(keys: JsonObject, family: Family, hidden_size: int, num_heads: int
     return head_dim
 
 
-def _served_context(keys: JsonObject, context: int, max_model_len: int | None) -> int:
+def _served_context(keys: JsonObject, context: int, told_by: str, max_model_len: int | None) -> int:
     if max_model_len is None:
         return context
     if not 0 < max_model_len <= context:
         raise ConfigError(
             f"max_model_len {max_model_len} must be from 1 to the model's context, {context} "
-            f"(max_position_embeddings in {keys.path})"
+            f"({told_by} in {keys.path})"
         )
     return max_model_len
 

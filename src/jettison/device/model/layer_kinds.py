@@ -1,4 +1,5 @@
-"""What each layer of a ``config.json`` does in its own way: its window, and how positions turn into angles.
+"""What each layer of a ``config.json`` does in its own way: its window, and how positions turn into angles; and how
+many positions there are.
 
 Not here: the angles themselves (``rope``).
 """
@@ -11,7 +12,7 @@ from dataclasses import replace
 from jettison.device.model.arithmetic import LayerKind, QueryGrowth, Rope, RopeScaling
 from jettison.device.model.expert_keys import sparse_layers
 from jettison.device.model.families import Family
-from jettison.device.model.jsonfile import JsonObject, is_positive, short_repr
+from jettison.device.model.jsonfile import MAX_SIZE, JsonObject, is_positive, short_repr
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 _DEFAULT_MAX_WINDOW_LAYERS = 28
@@ -35,6 +36,24 @@ def read_layers(
         seen = window if is_sliding and window is not None and window < served else 0
         kinds.append(LayerKind(seen, rope, is_sparse))
     return ropes, tuple(kinds)
+
+
+def read_context(keys: JsonObject, family: Family) -> tuple[int, str]:
+    """(The model's context in tokens, the key that says so.)
+
+    YaRN reaches as far as its factor says, as in vLLM; files that were scaled by hand keep the original context in
+    ``max_position_embeddings``, others have the product there.
+    """
+    context, key = keys.positive_int("max_position_embeddings", family.default_context), "max_position_embeddings"
+    params = _parts(keys, family)[FULL]
+    original = _told_original_context(keys, params)
+    if _kind(params, family) == "yarn" and original is not None and params.values.get("factor") is not None:
+        reached = int(original * params.positive_float("factor"))
+        if reached > MAX_SIZE:
+            raise keys.fail(f"rope scaling: factor times original_max_position_embeddings is {reached:g} tokens")
+        if reached > context:
+            return reached, "factor times original_max_position_embeddings of its rope scaling"
+    return context, key
 
 
 def read_query_growth(keys: JsonObject) -> QueryGrowth | None:
@@ -113,18 +132,8 @@ def _listed(keys: JsonObject, num_layers: int) -> list[bool]:
 
 
 def _ropes(keys: JsonObject, family: Family, head_dim: int, served: int) -> tuple[Rope, Rope | None]:
-    """(of layers that see all positions, of those with a window), from ``rope_theta`` and ``rope_scaling``, or from
-    ``rope_parameters``, their newer spelling, which may have one for each type of layer."""
-    given = keys.object("rope_parameters") or JsonObject(keys.path, {})
-    if given.values.keys() & {SLIDING, FULL}:
-        parts = {name: given.object(name) or JsonObject(keys.path, {}) for name in (FULL, SLIDING)}
-        if not given.values.keys() <= parts.keys() or (family.windows.rule == "never"):
-            raise keys.fail("rope_parameters differ between layers in a way that is not supported")
-    else:
-        given = keys.object("rope_scaling") or given
-        if any(isinstance(value, dict) for value in given.values.values()):
-            raise keys.fail("rope_parameters differ between layers, which is not supported")
-        parts = {FULL: given, SLIDING: JsonObject(keys.path, {})}
+    """(of layers that see all positions, of those with a window)."""
+    parts = _parts(keys, family)
     positions = family.positions
     full = _rope(keys, parts[FULL], family, head_dim, served, positions.default_theta)
     if positions.local_theta is None and positions.scales_local and not parts[SLIDING].values:
@@ -136,6 +145,27 @@ def _ropes(keys: JsonObject, family: Family, head_dim: int, served: int) -> tupl
     if not parts[SLIDING].values:
         return full, plain
     return full, _rope(keys, parts[SLIDING], family, head_dim, served, theta, is_local=True)
+
+
+def _parts(keys: JsonObject, family: Family) -> dict[str, JsonObject]:
+    """Rotary parameters by type of layer, from ``rope_scaling``, or from ``rope_parameters``, their newer spelling,
+    which may have some for each type."""
+    given = keys.object("rope_parameters") or JsonObject(keys.path, {})
+    if given.values.keys() & {SLIDING, FULL}:
+        parts = {name: given.object(name) or JsonObject(keys.path, {}) for name in (FULL, SLIDING)}
+        if not given.values.keys() <= parts.keys() or (family.windows.rule == "never"):
+            raise keys.fail("rope_parameters differ between layers in a way that is not supported")
+    else:
+        given = keys.object("rope_scaling") or given
+        if any(isinstance(value, dict) for value in given.values.values()):
+            raise keys.fail("rope_parameters differ between layers, which is not supported")
+        parts = {FULL: given, SLIDING: JsonObject(keys.path, {})}
+    return parts
+
+
+def _kind(params: JsonObject, family: Family) -> str:
+    kind = params.optional_text("rope_type") or params.optional_text("type") or "default"
+    return "longrope" if family.model_type == "phi3" and kind in ("su", "yarn") else kind
 
 
 def _rope(
@@ -153,10 +183,7 @@ def _rope(
     rotary_dim = int(head_dim * partial)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise keys.fail(f"partial_rotary_factor {partial:g} leaves {rotary_dim} of {head_dim} dimensions to be rotated")
-    kind = params.optional_text("rope_type") or params.optional_text("type") or "default"
-    if family.model_type == "phi3" and kind in ("su", "yarn"):
-        kind = "longrope"
-    scaling, magnitude = _scaling(keys, params, family, kind, rotary_dim, served)
+    scaling, magnitude = _scaling(keys, params, family, _kind(params, family), rotary_dim, served)
     return Rope(theta, scaling, rotary_dim, magnitude)
 
 
@@ -187,9 +214,14 @@ def _scaling(
 
 
 def _original_context(keys: JsonObject, params: JsonObject, context: int) -> int:
-    """Of pretraining, beside the rotary parameters or among them."""
-    original = keys.optional_positive_int("original_max_position_embeddings")
-    return original or params.positive_int("original_max_position_embeddings", context)
+    """Of pretraining."""
+    return _told_original_context(keys, params) or context
+
+
+def _told_original_context(keys: JsonObject, params: JsonObject) -> int | None:
+    """Beside the rotary parameters or among them."""
+    key = "original_max_position_embeddings"
+    return keys.optional_positive_int(key) or params.optional_positive_int(key)
 
 
 def _yarn(params: JsonObject, context: int, original: int) -> tuple[RopeScaling, float]:
