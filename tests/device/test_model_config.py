@@ -168,6 +168,8 @@ def test_both_spellings_of_rotary_parameters(read, values, theta, scaling):
         ({**LLAMA, "torch_dtype": 32}, "torch_dtype is 32, expected a string"),
         ({**LLAMA, "rope_scaling": {"type": "proportional", "factor": 2.0}}, "rope scaling 'proportional'"),
         ({**LLAMA, "rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({**QWEN2, "dual_chunk_attention_config": {"chunk_size": 600}}, "original_max_position_embeddings is missing"),
+        ({**QWEN2, "dual_chunk_attention_config": 600}, "dual_chunk_attention_config is 600, expected an object"),
         ({**LLAMA, "rope_scaling": "linear"}, "rope_scaling is 'linear', expected an object"),
         ({**LLAMA, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE, "low_freq_factor": 4}}, "low_freq_factor"),
         ({**LLAMA, "rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ between layers"),
@@ -300,6 +302,22 @@ def test_the_scaling_that_qwen3_s_card_prints(read):
     config = read({**QWEN3, "max_position_embeddings": 40960, "rope_scaling": printed}, max_model_len=131_072)
     assert config.max_model_len == 131_072
     assert config.ropes[0].scaling.original_max_position_embeddings == 32768
+
+
+CHUNKED = {"chunk_size": 600, "local_size": 20, "original_max_position_embeddings": 600}
+
+
+@pytest.mark.parametrize(("chunked", "context"), [
+    (CHUNKED, 600), (None, 1024), ({}, 1024), ({**CHUNKED, "original_max_position_embeddings": 1024}, 1024),
+])  # fmt: skip
+def test_the_context_ends_where_attention_would_be_in_chunks(read, caplog, tmp_path, chunked, context):
+    values = {**QWEN2, "dual_chunk_attention_config": chunked}
+    config = read(values)
+    assert (config.max_position_embeddings, config.max_model_len) == (context, context)
+    told = f"{tmp_path / 'config.json'}: dual_chunk_attention_config is not supported; the context ends where it "
+    assert caplog.messages == ([f"{told}begins to matter, at 600 of 1024 tokens"] if context == 600 else [])
+    with pytest.raises(ConfigError, match=f"{context} .*{'dual_chunk' if context == 600 else 'max_position'}"):
+        read(values, max_model_len=context + 1)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Not here: the angles themselves (``rope``).
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 
@@ -13,6 +14,8 @@ from jettison.device.model.arithmetic import LayerKind, QueryGrowth, Rope, RopeS
 from jettison.device.model.expert_keys import sparse_layers
 from jettison.device.model.families import Family
 from jettison.device.model.jsonfile import MAX_SIZE, JsonObject, is_positive, short_repr
+
+log = logging.getLogger(__name__)
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 _DEFAULT_MAX_WINDOW_LAYERS = 28
@@ -42,8 +45,21 @@ def read_context(keys: JsonObject, family: Family) -> tuple[int, str]:
     """(The model's context in tokens, the key that says so.)
 
     YaRN reaches as far as its factor says, as in vLLM; files that were scaled by hand keep the original context in
-    ``max_position_embeddings``, others have the product there.
+    ``max_position_embeddings``, others have the product there. Dual chunk attention (Qwen2.5-1M) is plain attention
+    up to its original context, where the context ends here: logs a warning.
     """
+    context, told_by = _stretched_context(keys, family)
+    chunked = keys.object("dual_chunk_attention_config")
+    if chunked is not None and (most := chunked.positive_int("original_max_position_embeddings")) < context:
+        log.warning(
+            "%s: dual_chunk_attention_config is not supported; the context ends where it begins to matter, at %d of %d "
+            "tokens", keys.path, most, context,
+        )  # fmt: skip
+        return most, "original_max_position_embeddings of dual_chunk_attention_config"
+    return context, told_by
+
+
+def _stretched_context(keys: JsonObject, family: Family) -> tuple[int, str]:
     context, key = keys.positive_int("max_position_embeddings", family.default_context), "max_position_embeddings"
     params = _parts(keys, family)[FULL]
     original = _told_original_context(keys, params)
