@@ -20,6 +20,8 @@ from jettison.report.results import (
     SeriesPoint,
     build_run,
     detail_row,
+    goodput,
+    last_end_s,
     summarize,
 )
 
@@ -66,7 +68,11 @@ def build_by_class(
     run.classes["offline"]["unfinished"] = num_unfinished
     run.classes["offline"]["requests_detail"] = [detail_row(record) for record in of["offline"]] if detail else None
     run.requests = counted(records)
-    run.output_tokens_per_s = sum(r.output_tokens for r in records) / run.duration_s if run.duration_s > 0 else 0.0
+    run.duration_s = duration_s = last_end_s(records)
+    run.output_tokens_per_s = sum(r.output_tokens for r in records) / duration_s if duration_s > 0 else 0.0
+    if run.goodput is not None:
+        limits = {"slo_ttft_s": objectives.slo_ttft_s, "slo_tpot_s": objectives.slo_tpot_s}
+        run.goodput = goodput(shown, duration_s, **limits)
     return run
 
 

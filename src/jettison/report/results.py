@@ -226,7 +226,7 @@ def build_run(
     """
     counts = {status: sum(record.status == status for record in records) for status in get_args(Status)}
     completed = [record for record in records if record.status == "completed"]
-    duration_s = max((record.finished_s for record in records if record.finished_s is not None), default=0.0)
+    duration_s = last_end_s(records)
     num_tokens = sum(record.output_tokens for record in records)
     wants_goodput = slo_ttft_s is not None or slo_tpot_s is not None
     return RunResult(
@@ -251,6 +251,11 @@ def build_run(
         goodput=goodput(records, duration_s, slo_ttft_s=slo_ttft_s, slo_tpot_s=slo_tpot_s) if wants_goodput else None,
         requests_detail=[detail_row(record) for record in records] if detail else None,
     )
+
+
+def last_end_s(records: Iterable[RequestRecord]) -> float:
+    """When the last request ended; 0 where none has."""
+    return max((record.finished_s for record in records if record.finished_s is not None), default=0.0)
 
 
 def detail_row(record: RequestRecord) -> dict[str, Any]:
