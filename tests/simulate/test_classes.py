@@ -94,7 +94,20 @@ def test_where_offline_requests_are_not_served_no_batch_is_sent() -> None:
 
 def test_a_batch_that_cannot_be_served_ends_the_run_all_the_same() -> None:
     run = served(OfflinePool(LogNormalPair(Lengths(5000, 0.0, 5000), Lengths(1, 0.0, 1)), unfinished=2))
-    assert class_figure(run, "offline", "requests", "failed") == 1
+    assert class_figure(run, "offline", "requests", "failed") == 2
+
+
+@pytest.mark.parametrize("unfinished", [None, 3])
+def test_a_request_that_is_too_long_ends_its_own_sender_alone(unfinished: int | None) -> None:
+    lengths = LogNormalPair(Lengths(400, 1.5, 5000), Lengths(4, 0.0, 4))
+    run = served(OfflinePool(lengths, unfinished, num_requests=30, seed=3))
+    assert run.classes is not None
+    counts = run.classes["offline"]["requests"]
+    assert counts["completed"] + counts["failed"] == counts["submitted"]
+    if unfinished is None:  # a sender a request
+        assert counts["submitted"] == 30 and counts["failed"] > 3
+    else:
+        assert counts["failed"] == unfinished
 
 
 def test_classes_survive_a_recording_and_its_simulation(tmp_path: Path) -> None:

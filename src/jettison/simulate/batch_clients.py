@@ -21,7 +21,8 @@ Send = Callable[[RequestRecord, OfflinePool, int | None], None]
 
 
 class BatchClient:
-    """Sends an offline pool's requests. One that is refused, or cannot ever be served, is the last."""
+    """Sends an offline pool's requests by as many senders as may be unfinished. A sender of which one is refused, or
+    cannot ever be served, sends no more, as live ones: an endless batch of such requests ends."""
 
     def __init__(
         self, pool: OfflinePool, indices: Iterator[int], window_s: float, turnaround_s: float, send: Send,
@@ -47,6 +48,7 @@ class BatchClient:
             self._left = len(drawn), sum(given for given, _ in drawn), sum(wanted for _, wanted in drawn)
             self._lengths = iter(drawn)
         self._indices_sent: set[int] = set()
+        self._num_senders = pool.unfinished or pool.num_requests or 0
         self._num_open = 0
         self._is_closed = False
 
@@ -99,7 +101,8 @@ class BatchClient:
         num, prompt, output = self._left
         self._left = num - 1, prompt - record.input_tokens, output - record.wanted_tokens
         if record.status != "completed":
-            self._is_closed = True
+            self._num_senders -= 1
+            self._is_closed |= not self._num_senders
         elif not self._is_closed:
             at_s = cluster.loop.now_ns / NANOSECONDS + self._turnaround_s
             cluster.expect_arrival(round(at_s * NANOSECONDS), lambda: self._fill(cluster))
@@ -109,7 +112,7 @@ class BatchClient:
 
     def _fill(self, cluster: SimulatedCluster) -> None:
         now_s = cluster.loop.now_ns / NANOSECONDS
-        while not self._is_closed and self._num_open < (self._pool.unfinished or math.inf):
+        while not self._is_closed and self._num_open < self._num_senders:
             drawn = next(self._lengths, None)
             if drawn is None:
                 self._close()
