@@ -44,7 +44,8 @@ everything in it."""
 
 ASKED_OF_CORE = {
     "handle", "request_drop", "request_restore", "request_sleep", "request_wake", "request_migration",
-    "request_migrations", "check", "is_idle", "max_request_blocks", "table", "values", "get", "attach", "skip_ticks",
+    "request_migrations", "check", "is_idle", "max_request_blocks", "why_refuse", "table", "values", "get", "attach",
+    "skip_ticks",
 }  # fmt: skip
 """Methods of the core that the simulator calls: events in (``skip_ticks``: several at once, refused where one could
 decide something), actions out, and questions that change nothing."""

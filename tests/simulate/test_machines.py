@@ -150,3 +150,11 @@ def test_cards_map_the_first_drop_ahead_but_in_papers(cluster: dict[str, Any], d
     parsed = parse_spec({"cluster": cluster, "workload": {"rows": [[0.0, 10, 10]]}})
     memory = cluster_setup(resolve_machine(parsed.cluster, parsed.settings), parsed, parsed.variants[0], 0).memory
     assert memory.drops == drops and (memory.page_bytes == 2 << 20) == (drops is None)
+
+
+def test_a_queue_has_a_limit_only_where_the_spec_says_so() -> None:
+    raw = spec(variants=["drop", {"name": "short", "policy": "drop", "settings": {"max_num_queued_reqs": 7}}])
+    parsed = parse_spec(raw)
+    machine = resolve_machine(parsed.cluster, parsed.settings)
+    limits = [cluster_setup(machine, parsed, variant, 0).max_num_queued_reqs for variant in parsed.variants]
+    assert limits == [None, 7]

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "sim"))
 
 from scenarios import make_setup
 
-from jettison.report.results import read_results, summarize, write_results
+from jettison.report.results import first_error, read_results, summarize, write_results
 from jettison.sim.faults import Crash
 from jettison.simulate.clients import Edge, GapHistogram
 from jettison.simulate.run import SimulationOptions, not_modelled, simulate_workload
@@ -160,3 +160,13 @@ def test_the_share_of_parameters_is_the_budget_s_unless_it_is_said() -> None:
     for said, expected in ((None, of_budget), (0.344, 0.344)):
         run = simulate_workload(workload(num=5), setup, SimulationOptions(parameter_share=said))
         assert run.config["fairness"]["parameter_share"] == pytest.approx(expected)
+
+
+def test_a_full_queue_refuses_as_live_where_it_has_a_limit() -> None:
+    load = Workload(tuple(TraceRow(0.0, 40, 20) for _ in range(30)), "at once", "made up")
+    setup = make_setup("recompute", num_workers=1)
+    setup = replace(setup, limits=replace(setup.limits, max_num_seqs=4))
+    assert simulate_workload(load, setup).requests.completed == 30
+    run = simulate_workload(load, replace(setup, max_num_queued_reqs=5))
+    assert run.requests.rejected > 10 and run.requests.rejected + run.requests.completed == 30
+    assert (first_error(run) or "").startswith("The queue is full: 5 requests wait, and 5 may")

@@ -17,6 +17,8 @@ from jettison.cost.profile_document import StoredProfile
 from jettison.errors import ConfigError
 from jettison.live.engine.assembly import assemble
 from jettison.profiles import default_path, fingerprint, save_profile
+from jettison.simulate import validate_live
+from jettison.simulate.cases import Case
 from jettison.simulate.counterfactual import counterfactual_runs
 from jettison.simulate.local import local_config
 from jettison.simulate.spec import parse_spec
@@ -39,6 +41,21 @@ variants: [drop]
 PROFILE = HardwareProfile(
     CostModel(2, 1e-9, 1e-8, 2e-6, 5e-5, 3e-4, 0.0, 0.0, 5e-5, 2e-6), 1e9, 2e-5, 1e-3, 0.0, 1e9, 1e9
 )
+
+def test_the_live_side_has_the_simulated_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw: dict[str, Any] = parse_yaml(SPEC.format(folder=tmp_path / "model"), "test")
+    told = []
+    monkeypatch.setattr(validate_live, "run_config", lambda keys, *_, **__: told.append(keys["max_num_queued_reqs"]))
+    monkeypatch.setattr(validate_live, "read_steps", lambda *_: ())
+    monkeypatch.setattr(validate_live, "fitted_to", lambda *_: None)
+    for settings in ({}, {"max_num_queued_reqs": 9}):
+        spec = parse_spec(raw | {"settings": raw["settings"] | settings})
+        worker = assemble(local_config(spec.cluster, spec.settings, tmp_path)).worker_specs[0]
+        mark = fingerprint(Path(worker.model_dir), worker.dtype, worker.num_threads, worker.kernels)
+        save_profile(default_path(tmp_path / "model", mark), StoredProfile(mark, PROFILE))
+        list(validate_live.serve_all([Case("tiny", raw, variant="drop")], spec, tmp_path, Console(quiet=True)))
+    assert told == ["none", "none", 9, 9]
+
 
 @pytest.mark.live
 def test_a_spec_live_and_simulated(tmp_path: Path) -> None:

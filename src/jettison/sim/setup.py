@@ -84,6 +84,8 @@ class ClusterSetup:
     secret: bytes = b"simulated"
     start_s: float = 0.0
     """From asking for a worker's process until it can be filled."""
+    max_num_queued_reqs: int | None = None
+    """Waiting requests beyond which an online one is refused; None: no limit."""
 
     @property
     def tick_ns(self) -> int:

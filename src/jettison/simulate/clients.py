@@ -263,15 +263,25 @@ class Clients:
         self._await_next(cluster)
         self._ask(record, "" if self._tenants is None else str(self._tenants[record.index]))
 
+    def _refuse(self, record: RequestRecord, why: str) -> None:
+        record.error = why
+        record.finished_s = record.scheduled_s
+        self._count_end(record)
+
     def _ask(self, record: RequestRecord, tenant: str, due_ns: int | None = None) -> None:
         cluster = self._cluster
         assert cluster is not None
         record.sent_s = record.scheduled_s
+        why = None if record.is_offline else _why_refuse(cluster, tenant)
+        if why is not None:
+            record.status = "rejected"
+            self._refuse(record, why)
+            return
         wanted = record.input_tokens + record.wanted_tokens
         if wanted > self._max_request_tokens:
-            record.error = f"{wanted} tokens exceed what one request may hold ({self._max_request_tokens} tokens)"
-            record.finished_s = record.scheduled_s
-            self._count_end(record)
+            self._refuse(
+                record, f"{wanted} tokens exceed what one request may hold ({self._max_request_tokens} tokens)"
+            )
             return
         request_id = f"r{record.index}"
         self._open[request_id] = record
@@ -283,3 +293,13 @@ class Clients:
             request_id, prompt, params, cluster.loop.now_ns, tenant=tenant, service_class=service_class,
             deadline_ns=due_ns,
         ))
+
+
+def _why_refuse(cluster: SimulatedCluster, tenant: str) -> str | None:
+    """Why a tenant's online request is refused in this moment; None: it may arrive."""
+    limit = cluster.setup.max_num_queued_reqs
+    if limit is None:
+        return None
+    cluster.stop_fast_forwards(including_now=False)  # a client's event comes before steps that end at the same time
+    refusal = cluster.core.ladder.why_refuse(tenant, limit, 0, cluster.loop.now_ns)
+    return None if refusal is None else refusal.message

@@ -79,7 +79,8 @@ def mean_demand(
 ) -> float:
     """KV tokens held or waited for at one time, over the workload's duration, memory to spare."""
     spare = machine.kv_tokens * machine.shape.num_layers * machine.shape.kv_bytes_per_token_layer * (SPARE_MEMORY - 1)
-    ample = replace(setup, memory=replace(setup.memory, budget_bytes=setup.memory.budget_bytes + spare))
+    memory = replace(setup.memory, budget_bytes=setup.memory.budget_bytes + spare)
+    ample = replace(setup, memory=memory, max_num_queued_reqs=None)
     run = simulate_workload(load, ample, SimulationOptions(
         name="pilot", detail=False, observe_interval_s=60.0,
         on_time=lambda now_s: on_time(now_s, load.rows[-1].arrival_s),

@@ -408,6 +408,11 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         coordinate_links=config.overload.coordinate_links,
         tick_s=config.overload.check_interval_ms / 1e3,
         start_s=timing.start_s or 0.0,
+        # Not by default: what simulations compare is how long queues become.
+        max_num_queued_reqs=(
+            config.scheduler.max_num_queued_reqs
+            if "max_num_queued_reqs" in {**spec.settings, **variant.settings} else None
+        ),
     )
 
 

@@ -19,7 +19,7 @@ from jettison.report.results import RunResult
 from jettison.report.terminal import phase
 from jettison.simulate.cases import Case
 from jettison.simulate.local import local_config
-from jettison.simulate.machines import Machine, found_file, resolve_config, resolve_machine
+from jettison.simulate.machines import Machine, cluster_setup, found_file, resolve_config, resolve_machine
 from jettison.simulate.spec import ExperimentSpec
 from jettison.simulate.workloads import build_workload
 
@@ -63,6 +63,8 @@ def _keys(case: Case, spec: ExperimentSpec, machine: Machine, here: EngineConfig
     variant = next(v for v in spec.variants if v.name == case.variant)
     config = resolve_config(machine, spec, variant)
     keys: dict[str, object] = {**config.flat(), "model": here.model.model}
+    limit = cluster_setup(machine, spec, variant, case.seed).max_num_queued_reqs
+    keys["max_num_queued_reqs"] = "none" if limit is None else limit
     if config.provenance["num_threads"] == "default":  # a description does not say how many cores there are
         keys["num_threads"] = here.num_threads
     if spec.cluster.profile != AUTO and config.profile == AUTO:

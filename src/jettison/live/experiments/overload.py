@@ -154,7 +154,6 @@ def run_config(
     ``timeline``: where it writes its time line at its end. Raises JettisonError when the server does not come up.
     """
     told = {key: value for key, value in keys.items() if KEYS[key].section != "server" and key != "log_level"}
-    told["max_num_queued_reqs"] = "none"  # a queue is what an overload makes
     told["generation_config"] = "vllm"
     model_dir = Path(str(told.pop("model")))
     config = work_dir / "serve.yaml"
