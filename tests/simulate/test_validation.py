@@ -104,6 +104,8 @@ def test_the_specs_of_the_benchmark_are_the_same_on_both_sides() -> None:
     [
         ("faults", [{"kind": "crash", "at_s": 1, "worker": 0}]),
         ("faults", {"number": 1, "span_s": 3}),
+        ("workload.offline", {"lengths": "sharegpt", "unfinished": 4}),
+        ("workload.batches", [{"lengths": "sharegpt", "num_requests": 4}]),
         ("run.until_s", 10),
         ("run.observe_interval_s", 0.1),
         ("timing.noise", 0.1),
@@ -115,7 +117,8 @@ def test_the_specs_of_the_benchmark_are_the_same_on_both_sides() -> None:
 def test_what_would_act_on_one_side_only_is_refused(place: str, value: object, tmp_path: Path) -> None:
     raw: dict[str, Any] = read_yaml_mapping(SPECS[0], "the spec")
     for swept in (False, True):
-        changed = dict(raw, cluster=dict(raw["cluster"]), **({"sweep": {place: [value]}} if swept else {}))
+        changed = {**raw, "cluster": dict(raw["cluster"]), "workload": dict(raw["workload"])}
+        changed |= {"sweep": {place: [value]}} if swept else {}
         if not swept:
             set_at(changed, place, value)
         with pytest.raises(ConfigError, match="acts on simulated runs only") as told:

@@ -63,6 +63,8 @@ def check_both_sides(spec: ExperimentSpec) -> None:
     run = spec.run
     one_sided = {
         "cluster.link": spec.cluster.link != LinkChange(),
+        "workload.offline": spec.workload.offline is not None,
+        "workload.batches": bool(spec.workload.batches),
         "faults": bool(spec.faults),
         "timing": spec.timing != Timing(),
         "run.until_s": run.until_s is not None,
