@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "sim"))
 
+from scenarios import make_setup
 from specs import deployment, spec
 
 from jettison.cli.main import main
@@ -30,6 +32,8 @@ from jettison.simulate.counterfactual import (
     told_of_profile,
     untold_of,
 )
+from jettison.simulate.run import simulate_workload
+from jettison.workload.traces import TraceRow, Workload, write_trace
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +183,62 @@ def test_recorded_lengths_are_those_that_were_produced(drop_and_recompute: tuple
     rows[1] |= {"output_tokens": 2, "status": "failed"}
     changed = recorded_rows(replace(drop, requests_detail=rows))
     assert changed[0][2] == 3 and changed[1][2] == rows[1]["wanted_tokens"]
+
+
+BATCH = {"lengths": {"input": 60, "output": 20}, "num_requests": 12, "start_s": 0.2, "tenant": "batch"}
+
+
+def test_a_batch_is_simulated_beside_the_other_policies_too(tmp_path: Path) -> None:
+    rows = [TraceRow(0.01 * i, 60, 20, is_offline=i % 3 == 0) for i in range(60)]
+    write_trace(tmp_path / "mixed.csv", Workload(rows, "mixed", "made up", span_s=2.0))
+    endless = {"lengths": {"input": 30, "output": 9}, "unfinished": 2}
+    raw = spec(workload={"trace": str(tmp_path / "mixed.csv"), "offline": endless, "batches": [BATCH]})
+    runs = [run_case(case) for case in cases_of(raw, "file")]
+    drop = runs[1]
+    assert drop.classes is not None and drop.classes["offline"]["requests"]["completed"] > 32
+    found = counterfactual_runs(drop, ["recompute", "drop"], num_processes=1)
+    for expected in runs:
+        other = found["drop (this run, simulated)" if expected is drop else "recompute (simulated)"]
+        assert other.classes == expected.classes and other.ttft_s == expected.ttft_s
+    assert told_if_far(drop, found) is None
+
+
+def test_of_a_live_run_beside_a_batch_nothing_is_said_to_be_saved(
+    drop_and_recompute: tuple[RunResult, RunResult]
+) -> None:
+    drop, recompute = drop_and_recompute
+    offline = {"requests": {"submitted": 5}, "unfinished": 2, "requests_detail": []}
+    live = replace(drop, config={"policy": "drop"}, classes={"online": {}, "offline": offline})
+    simulated = {"recompute (simulated)": recompute}
+    told = told_if_far(live, simulated)
+    assert told is not None and "7 requests of a batch" in told
+    assert untold_of(live, simulated, told) == set(simulated)
+
+
+def test_a_run_without_its_tenants_is_told() -> None:
+    rows = tuple(TraceRow(0.1 * i, 30, 5, tenant=i % 2) for i in range(6))
+    run = simulate_workload(Workload(rows, "two tenants", "made up"), make_setup("drop"))
+    told = told_if_far(run, {"recompute (simulated)": run})
+    assert told is not None and "tenants" in told
+
+
+def test_a_live_queue_refuses_in_its_simulation_too(drop_and_recompute: tuple[RunResult, RunResult]) -> None:
+    drop, _ = drop_and_recompute
+    described = deployment()
+    described = replace(described, settings={**described.settings, "max_num_queued_reqs": 3})
+    live = replace(drop, config={"policy": "drop", "deployment": deployment_to_document(described)})
+    found = counterfactual_runs(live, ["recompute"], num_processes=1)
+    assert all(run.requests.rejected > 0 for run in found.values())
+    told = told_if_far(live, found)
+    assert told is not None and "refused and not 0" in told
+
+
+def test_a_client_that_hung_up_does_so_in_the_simulation(drop_and_recompute: tuple[RunResult, RunResult]) -> None:
+    drop, _ = drop_and_recompute
+    rows = [dict(row) for row in drop.requests_detail or ()]
+    rows[0] |= {"output_tokens": 2, "status": "cancelled"}
+    rows[1] |= {"output_tokens": 0, "status": "cancelled"}
+    assert [row[2] for row in recorded_rows(replace(drop, requests_detail=rows))[:2]] == [2, 1]
 
 
 def test_policies_by_name() -> None:

@@ -5,11 +5,13 @@ A simulated run carries its spec, a live one the description of its deployment (
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jettison.config.sections import SchedulerConfig
 from jettison.cost.deployment import deployment_from_document
 from jettison.errors import ConfigError, UserError
 from jettison.report.results import RunResult
@@ -32,6 +34,9 @@ MOST_UNASKED = 20_000
 
 FAR_RATIO = 1.5
 """Simulated over measured, or the other way round, from which a simulation stands for nothing that was measured."""
+
+FAR_SHARE = 0.05
+"""Of all requests, likewise: more or fewer that were refused."""
 
 
 def parse_policies(text: str) -> tuple[str, ...]:
@@ -91,10 +96,14 @@ def untold_of(run: RunResult, simulated: Mapping[str, RunResult], warning: str |
 
 
 def told_if_far(run: RunResult, simulated: Mapping[str, RunResult]) -> str | None:
-    """One line where a live run's own simulation is far from what it measured; None where it is near, or there is none.
+    """One line where what was simulated is not what the run met, or a live run's own simulation is far from what it
+    measured; None where it is near, or there is none.
 
-    Far is ``FAR_RATIO`` times either way, in P99 TTFT or the mean end to end.
+    Far is ``FAR_RATIO`` times either way, in P99 TTFT or the mean end to end, or ``FAR_SHARE`` of all requests more or
+    fewer that were refused.
     """
+    if simulated and (partial := _told_if_partial(run)) is not None:
+        return f"{partial}: nothing is said to be saved"
     own = next((result for name, result in simulated.items() if _is_own(run, name)), None)
     if own is None:
         return None
@@ -102,10 +111,13 @@ def told_if_far(run: RunResult, simulated: Mapping[str, RunResult]) -> str | Non
         ("P99 TTFT", run.ttft_s.p99, own.ttft_s.p99), ("mean end to end", run.e2e_s.mean, own.e2e_s.mean),
     )  # fmt: skip
     known = [(label, ours, theirs) for label, ours, theirs in pairs if ours is not None and theirs is not None]
-    if all(ours <= FAR_RATIO * theirs and theirs <= FAR_RATIO * ours for _, ours, theirs in known):
+    refused = run.requests.rejected, own.requests.rejected
+    is_far = abs(refused[0] - refused[1]) > FAR_SHARE * run.requests.submitted
+    if not is_far and all(ours <= FAR_RATIO * theirs and theirs <= FAR_RATIO * ours for _, ours, theirs in known):
         return None
     figures = "; ".join(
-        f"{label} {format_value(theirs, 's')} and not {format_value(ours, 's')}" for label, ours, theirs in known
+        [f"{label} {format_value(theirs, 's')} and not {format_value(ours, 's')}" for label, ours, theirs in known]
+        + ([f"{refused[1]} refused and not {refused[0]}"] if is_far else [])
     )
     return f"the simulation of this run is far from what it measured ({figures}): the simulated figures say nothing"
 
@@ -156,7 +168,8 @@ def _seed(run: RunResult) -> int:
 def _spec(run: RunResult, policy: str, profile: Path | None) -> dict[str, Any]:
     """Of the recorded arrivals under a policy."""
     rows = recorded_rows(run)
-    workload = {"rows": rows, "span_s": max(run.duration_s, rows[-1][0] + 1e-3)}
+    span_s = _described(run).get("duration_s", run.duration_s)
+    workload: dict[str, Any] = {"rows": rows, "span_s": max(span_s, rows[-1][0], 1e-3)}
     variant = {"name": policy, "policy": policy}
     if is_live(run):
         deployment = run.config.get("deployment")
@@ -166,7 +179,12 @@ def _spec(run: RunResult, policy: str, profile: Path | None) -> dict[str, Any]:
                 "server of this version do"
             )
         cluster = {"description": deployment} | ({} if profile is None else {"profile": str(profile)})
-        return {"cluster": cluster, "workload": workload, "variants": [variant], "seeds": [_seed(run)]}
+        said = deployment.get("settings") or {}
+        limit = said.get("max_num_queued_reqs", SchedulerConfig().max_num_queued_reqs)
+        return {
+            "cluster": cluster, "workload": workload, "variants": [variant], "seeds": [_seed(run)],
+            "settings": {"max_num_queued_reqs": "none" if limit is None else limit},
+        }
     if profile is not None:
         raise UserError(f"--profile: the run {run.name!r} was simulated, its spec says with what")
     spec = run.config.get("spec")
@@ -174,17 +192,51 @@ def _spec(run: RunResult, policy: str, profile: Path | None) -> dict[str, Any]:
         raise UserError(f"the run {run.name!r} does not carry its spec (config.spec): run it with `jettison simulate`")
     kept = {key: spec[key] for key in ("cluster", "settings", "timing", "faults", "run") if key in spec}
     settings = spec["variants"][0].get("settings") or {}
+    if isinstance(written := spec.get("workload"), Mapping):  # its batches are drawn by its seed
+        workload |= {key: written[key] for key in ("offline", "batches", "seed") if key in written}
     return {**kept, "workload": workload, "variants": [{**variant, "settings": settings}], "seeds": spec["seeds"]}
 
 
-def recorded_rows(run: RunResult) -> list[list[float]]:
-    """``[arrival, input, output]`` of every request, as a spec has them: what was really produced, where it ended."""
+def recorded_rows(run: RunResult) -> list[list[Any]]:
+    """``[arrival, input, output]``, and ``offline`` where it is, of every request of the load, as a spec has them: what
+    was really produced, where the request ended or its client hung up. Requests of a batch beside the load are not
+    among them."""
     details = run.requests_detail
     if not details:
         raise UserError(f"the run {run.name!r} keeps no row a request (requests_detail): its arrivals are not known")
+    offline = {row["index"] for row in _offline_of_load(run)}
+    num = _described(run).get("num_requests", math.inf)
+    online = [row for row in details if row["index"] not in offline and row["index"] < num]
     rows = []
-    for row in sorted(details, key=lambda row: row["scheduled_s"]):
-        done = row["status"] == "completed" and row["output_tokens"]
-        rows.append([row["scheduled_s"], row["input_tokens"], row["output_tokens"] if done else row["wanted_tokens"]])
+    for row in sorted([*online, *_offline_of_load(run)], key=lambda row: (row["scheduled_s"], row["index"])):
+        if row["status"] == "cancelled":
+            output = max(1, row["output_tokens"])
+        else:
+            output = (row["status"] == "completed" and row["output_tokens"]) or row["wanted_tokens"]
+        rows.append([row["scheduled_s"], row["input_tokens"], output])
+        rows[-1] += ["offline"] if row["index"] in offline else []
     return rows
 
+
+def _told_if_partial(run: RunResult) -> str | None:
+    """One line where the run does not keep all that its cluster had to serve; None where it does."""
+    if _described(run).get("has_tenants"):
+        return "the run does not keep the tenants of its requests: the simulated figures are of one tenant"
+    offline = (run.classes or {}).get("offline", {})
+    num_offline = offline.get("requests", {}).get("submitted", 0) + offline.get("unfinished", 0)
+    num_lost = num_offline - len(_offline_of_load(run))
+    if num_lost > 0 and is_live(run):
+        return f"{num_lost:,} requests of a batch were sent beside the run, and none of it is simulated"
+    return None
+
+
+def _offline_of_load(run: RunResult) -> list[Mapping[str, Any]]:
+    """Offline requests that the load itself has: those of a batch beside it have later indices."""
+    rows = (run.classes or {}).get("offline", {}).get("requests_detail") or ()
+    return [row for row in rows if row["index"] < _described(run).get("num_requests", 0)]
+
+
+def _described(run: RunResult) -> Mapping[str, Any]:
+    """What the run says of its workload."""
+    found = run.config.get("workload")
+    return found if isinstance(found, Mapping) else {}

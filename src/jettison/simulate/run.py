@@ -200,6 +200,7 @@ def _config(
             "source": workload.source,
             "notes": list(notes),
             "num_requests": len(workload.rows),
+            "has_tenants": workload.columns.tenant is not None,
             "duration_s": workload.duration_s,
             "mean_rate_per_s": workload.mean_rate_per_s,
         },

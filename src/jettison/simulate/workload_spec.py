@@ -12,6 +12,7 @@ from jettison.config.values import shown
 from jettison.errors import ConfigError
 from jettison.simulate.fields import Section, above, boolean, number, text, whole, word
 from jettison.workload.arrivals import LEAST_CV, MOST_CV, Burst
+from jettison.workload.formats import CLASSES
 from jettison.workload.lengths import Lengths
 from jettison.workload.rows import MAX_ARRIVAL_S, MAX_TOKENS, TraceRow
 from jettison.workload.shaping import LEAST_SPREAD_S
@@ -264,14 +265,15 @@ def _window(value: object) -> tuple[float, float]:
 
 
 def _rows(section: Section) -> tuple[TraceRow, ...]:
-    """``[arrival in s, input tokens, output tokens]`` each."""
+    """``[arrival in s, input tokens, output tokens]`` each, and its class where it is offline."""
     arrival_s, tokens = number(0.0, MAX_ARRIVAL_S), whole(1, MAX_TOKENS)
     rows = []
     for raw, where in section.items("rows"):
-        if not isinstance(raw, list | tuple) or len(raw) != 3:
+        if not isinstance(raw, list | tuple) or len(raw) not in (3, 4):
             raise ConfigError(f"{where} needs [arrival in s, input tokens, output tokens], not {shown(raw)}")
         try:
-            rows.append(TraceRow(arrival_s(raw[0]), tokens(raw[1]), tokens(raw[2])))
+            is_offline = len(raw) == 4 and word(*CLASSES)(raw[3]) == "offline"
+            rows.append(TraceRow(arrival_s(raw[0]), tokens(raw[1]), tokens(raw[2]), is_offline=is_offline))
         except ValueError as error:
             raise ConfigError(f"{where} {error}") from None
     if not rows:
