@@ -231,6 +231,24 @@ def test_sweeps_that_would_change_nothing_but_labels_are_refused(
     assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("said", ["settings", "variant", "description", "sweep"])
+@pytest.mark.parametrize("key", ["min_instances", "max_instances"])
+def test_instances_that_come_and_go_are_refused_before_the_search(said: str, key: str, tmp_path: Path) -> None:
+    settings = {key: 8}
+    raw = spec(timing={"start_s": 5}, cluster={**spec()["cluster"], "instances": 8})
+    if said == "settings":
+        raw["settings"] |= settings
+    elif said == "variant":
+        raw["variants"] = [{"policy": "drop", "settings": settings}]
+    elif said == "sweep":
+        raw["sweep"] = {f"settings.{key}": ["auto", 8]}
+    else:
+        description = raw["cluster"]["description"]
+        raw["cluster"]["description"] = description | {"settings": description["settings"] | settings}
+    with pytest.raises(ConfigError, match=f"settings.{key} 8: `plan` tries fixed numbers"):
+        size_command(raw, "little", tmp_path, slo_ttft_p99_s=1.0, max_instances=2, console=Console(quiet=True))
+
+
 def test_a_fault_of_a_worker_that_a_smaller_cluster_lacks_is_left_out_and_told(tmp_path: Path) -> None:
     faults = [
         {"kind": "slow", "at_s": 0.1, "worker": 0, "for_s": 0.2, "factor": 2.0},

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from jettison.config import KEYS
 from jettison.errors import ConfigError
 from jettison.report.output import check_writable, write_whole
 from jettison.report.results import RunResult
@@ -17,6 +18,7 @@ from jettison.report.summary import format_value
 from jettison.report.terminal import PacedLines
 from jettison.simulate.cases import Case
 from jettison.simulate.command import prepare, run_shown
+from jettison.simulate.machines import described
 from jettison.simulate.sizing import Objective, Sizing, Wanted, point_key, size_all
 from jettison.simulate.sizing_report import pictured_runs, print_sizings, sizing_document, write_sizing_page
 from jettison.simulate.spec import ExperimentSpec, parse_spec
@@ -63,7 +65,10 @@ def size_command(
     flags = PlanFlags(slo_ttft_p99_s, slo_tpot_p99_s, max_instances, price_per_gpu_hour)
     points = expand_sweep(raw)
     _check_sweep(points[0].values, parse_spec(points[0].raw, name), flags)
-    wanted = {point_key(point.values): _wanted(parse_spec(point.raw, name), flags) for point in points}
+    specs = {point_key(point.values): parse_spec(point.raw, name) for point in points}
+    wanted = {key: _wanted(spec, flags) for key, spec in specs.items()}
+    for spec in specs.values():
+        _check_scale(spec, base_dir)
     lines = PacedLines(console)  # one for all probes: each may take less time than two lines are apart
     cases = prepare(raw, name, base_dir, console, lines)
 
@@ -107,6 +112,19 @@ def _check_sweep(values: Mapping[str, Any], first: ExperimentSpec, flags: PlanFl
     for place in values:
         if beater := beaten_by.get(place):
             raise ConfigError(f"sweep.{place}: {beater} is given and beats it at every point")
+
+
+def _check_scale(spec: ExperimentSpec, base_dir: Path) -> None:
+    """Refuse instances that come and go: a trial of one could start others. Raises ConfigError."""
+    told = {} if spec.cluster.description is None else described(spec.cluster, base_dir).settings
+    for variant in spec.variants:
+        settings = {**told, **spec.settings, **variant.settings}
+        for key in ("min_instances", "max_instances"):
+            if key in settings and KEYS[key].parse(settings[key]) is not None:
+                raise ConfigError(
+                    f"settings.{key} {settings[key]}: `plan` tries fixed numbers of instances, and none may start or "
+                    "leave meanwhile; leave it out, or say auto (plan.max_instances says how far is searched)"
+                )
 
 
 def _wanted(spec: ExperimentSpec, flags: PlanFlags) -> Wanted:
