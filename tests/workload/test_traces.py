@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.errors import ConfigError, TraceError
+from jettison.workload import shaping
 from jettison.workload.traces import TraceRow, Workload, read_trace, write_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -97,6 +98,16 @@ def test_any_format_may_be_jittered_in_steps_that_are_there(tmp_path: Path) -> N
     assert any("inside 1 s steps" in note for note in read_trace(whole_seconds, jitter=True).notes)
     with pytest.raises(ConfigError, match="exact"):
         read_trace(write(tmp_path, "c.csv", BURSTGPT.replace("118,", "118.4,")), jitter=True)
+
+
+def test_which_requests_are_kept_does_not_go_by_their_jitter(tmp_path: Path) -> None:
+    lines = [f"{second},ChatGPT,100,10,110,Conversation log" for second in range(2000)]
+    header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    path = write(tmp_path, "a.csv", "\n".join([header, *lines]) + "\n")
+    load = shaping.thin_by_probability(read_trace(path, jitter=True, seed=5), 0.2, 5)
+    offsets = load.columns.arrival_s % 1.0
+    assert 300 < len(offsets) < 500
+    assert np.mean(offsets) == pytest.approx(0.5, abs=0.06) and np.std(offsets) == pytest.approx(0.29, abs=0.04)
 
 
 def test_exact_stamps_are_not_jittered(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ from jettison.workload.writing import write_trace
 
 __all__ = ["MOONCAKE_STAMP_STEP_S", "TraceRow", "Workload", "read_csv", "read_trace", "write_trace"]
 
+_JITTER = 0x6A69
+"""Which of a seed's streams draws jitter: one of its own, so that thinning by the same seed does not go by it."""
+
 _SHOWN_BAD_ROWS = 5
 _MAX_LINE_CHARS = 8 << 20
 """Most characters of a line; Mooncake's longest have a few thousand."""
@@ -131,7 +134,8 @@ def _read_as(
             notes.append(f"part {found.first_part} of a recording: arrivals count from {start_s:.2f} s of it")
     step_s = _jitter_step_s(path, trace_format, columns.arrival_s, stamps, jitter)
     if step_s is not None:
-        offsets = np.random.default_rng(seed).uniform(0.0, step_s, size=len(columns))
+        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_JITTER,)))
+        offsets = rng.uniform(0.0, step_s, size=len(columns))
         columns = columns.with_arrivals(columns.arrival_s + offsets)
         notes.append(f"arrivals jittered uniformly inside {step_s:g} s steps, seed {seed}")
     return Workload(
