@@ -306,3 +306,8 @@ def test_values_are_set_from_outside() -> None:
     for bad in ("cluster.instances", "=3", "cluster.instances=[1"):
         with pytest.raises(ConfigError, match="--set"):
             apply_settings(whole(), [bad])
+
+
+def test_a_span_holds_all_rows() -> None:
+    with pytest.raises(ConfigError, match="span_s 5 ends before the last request, at 7 s"):
+        parse_spec({"cluster": "kunserve-a", "workload": {"rows": [[0, 1, 1], [7, 1, 1]], "span_s": 5}})

@@ -100,6 +100,41 @@ def test_any_format_may_be_jittered_in_steps_that_are_there(tmp_path: Path) -> N
         read_trace(write(tmp_path, "c.csv", BURSTGPT.replace("118,", "118.4,")), jitter=True)
 
 
+def test_a_span_that_ends_before_the_last_arrival_is_refused(tmp_path: Path) -> None:
+    text = "# source: x\n# span_s: 10\narrival_s,input_tokens,output_tokens\n0,5,5\n100,5,5\n"
+    with pytest.raises(TraceError, match="span_s is 10, and a request arrives at 100 s"):
+        read_trace(write(tmp_path, "a.csv", text))
+
+
+def test_what_is_moved_beyond_its_span_can_be_written_and_read_again(tmp_path: Path) -> None:
+    rows = tuple(TraceRow(float(second), 5, 5) for second in range(11))
+    load = shaping.upscale(Workload(rows, "x", "x", span_s=10.0), 2.0, 0, keep="span", spread_s=1.0)
+    assert load.rows[-1].arrival_s > 10.0
+    write_trace(tmp_path / "a.csv", load)
+    assert len(read_trace(tmp_path / "a.csv").rows) == sum(len(cut.rows) for cut in shaping.slices(load, 3.0)) == 22
+    write_trace(tmp_path / "b.csv", Workload((TraceRow(9.9999996, 5, 5),), "x", "x", span_s=9.9999997))
+    assert read_trace(tmp_path / "b.csv").rows[0].arrival_s == 10.0
+
+
+@pytest.mark.parametrize(("first", "is_bad"), [
+    ("", False), ("yesterday,1,2", True), ("2024-05-10 00:00:00+00:00,1", True),
+    ("2024-05-10 00:00:00 +00:00,7,0", False), ("2024-05-10 00:00:00.5 +00:00,7,0", False),
+])  # fmt: skip
+def test_azure_2024_is_recognised_by_the_first_row_that_can_be_read(tmp_path: Path, first: str, is_bad: bool) -> None:
+    rows = ["2024-05-10 00:00:00.009930+00:00,2162,5", "2024-05-10 00:00:00.017335+00:00,2399,0"]
+    path = write(tmp_path, "a.csv", "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", first, *rows]) + "\n")
+    load = read_trace(path, skip_bad_rows=is_bad)
+    assert [row.output_tokens for row in load.rows] == [5] and "azure-2024" in load.source
+    assert [line.count("line 2: ") for line in load.skipped_rows] == [1] * is_bad
+
+
+def test_a_blank_before_the_offset_changes_no_time(tmp_path: Path) -> None:
+    header, stamps = "TIMESTAMP,ContextTokens,GeneratedTokens", ("00:00:00.25{0}+00:00", "03:00:01{0}+02:00")
+    text = "\n".join([header, *(f"2024-05-10 {stamp},1,2" for stamp in stamps)]) + "\n"
+    loads = [read_trace(write(tmp_path, "a.csv", text.format(blank))) for blank in ("", " ")]
+    assert [row.arrival_s for row in loads[0].rows] == [row.arrival_s for row in loads[1].rows] == [0.0, 3600.75]
+
+
 def test_which_requests_are_kept_does_not_go_by_their_jitter(tmp_path: Path) -> None:
     lines = [f"{second},ChatGPT,100,10,110,Conversation log" for second in range(2000)]
     header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
@@ -275,7 +310,7 @@ def test_what_is_written_is_read_back(tmp_path_factory, name: str, rows: list[Tr
     write_trace(path, workload)
     back = read_trace(path)
     assert [tuple(row) for row in back.rows] == [tuple(row) for row in workload.rows]
-    assert back.source == "somewhere" and back.span_s == span
+    assert back.source == "somewhere" and back.span_s == workload.span_s
     assert back.notes == ("first: one", "then # two", "third", f"{len(rows)} requests read as jettison")
 
 

@@ -203,6 +203,8 @@ def _check(section: Section, spec: WorkloadSpec) -> None:
         raise ConfigError(f"{section.at('spread_s')} goes with upscale, or with mean_load")
     if spec.span_s is not None and spec.rows is None:
         raise ConfigError(f"{section.at('span_s')} goes with rows only")
+    if spec.span_s is not None and spec.rows is not None and (last_s := spec.rows[-1].arrival_s) > spec.span_s:
+        raise ConfigError(f"{section.at('span_s')} {spec.span_s:g} ends before the last request, at {last_s:g} s")
     if spec.thin is not None and spec.thin > 1.0:
         raise ConfigError(f"{section.at('thin')} needs a part from 0 to 1, not {spec.thin:g}")
 

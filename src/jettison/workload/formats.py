@@ -60,7 +60,7 @@ class TraceFormat:
     jitter_by_default: bool = False
     """Whether arrivals are jittered by default, in files with stepped stamps (``stamps``)."""
     matches: Callable[[Record], bool] | None = None
-    """Tells formats with the same columns apart by their first line of data."""
+    """Tells formats with the same columns apart by the first row that can be read."""
     is_ours: bool = False
     """Whether it is this package's own format: arrivals count from the workload's start, and its notes precede the
     header."""
@@ -77,7 +77,7 @@ _OF_NO_FORMAT = ("", "Unnamed: 0", "index")
 def formats_of(
     names: Collection[str], is_json_lines: bool, asked: str | None, *, reads_times: bool = True
 ) -> list[TraceFormat]:
-    """The formats that a file with these columns may have; several only where its first line of data tells them apart.
+    """The formats that a file with these columns may have; several only where its first rows tell them apart.
 
     A format is recognised by all of its columns. A file with further columns may have an unknown format, with stamps in
     another unit; a file with fewer may fit several formats. Without ``reads_times`` (the unit is given, or times are
@@ -190,6 +190,8 @@ def is_date(stamp: object) -> bool:
 def _stamp_s(raw: str) -> float:
     """``YYYY-MM-DD HH:MM:SS`` with up to seven fractional digits, and with or without an offset from UTC."""
     # Seven fractional digits; fromisoformat takes six, so the fraction is added by hand.
+    for sign in "+-Z":  # some write a blank before the offset
+        raw = raw.replace(f" {sign}", sign)
     whole, dot, rest = raw.partition(".")
     fraction = rest[: len(rest) - len(rest.lstrip("0123456789"))]
     offset = rest[len(fraction) :]
@@ -216,7 +218,7 @@ def _parse_azure_2024(record: Record, per_s: float | None) -> TraceRow | None:
 
 
 def _has_offset(record: Record) -> bool:
-    return str(record["TIMESTAMP"])[19:].lstrip(".0123456789")[:1] in ("+", "-", "Z")
+    return str(record["TIMESTAMP"])[19:].lstrip(" .0123456789")[:1] in ("+", "-", "Z")
 
 
 def _parse_burstgpt(record: Record, per_s: float | None) -> TraceRow | None:
@@ -284,4 +286,4 @@ FORMATS: tuple[TraceFormat, ...] = (
         "jettison", OUR_COLUMNS, False, _parse_ours, is_ours=True, may_have=(*OUR_EXTRA_COLUMNS, TENANT_COLUMN)
     ),
 )
-"""All formats, registered only here. The first one that fits a file's columns and first line is taken."""
+"""All formats, registered only here. The first one that fits a file's columns and first row is taken."""

@@ -231,5 +231,9 @@ class Workload:
         return len(self.rows) / self.duration_s if self.duration_s > 0 else 0.0
 
     def with_rows(self, rows: Iterable[TraceRow], note: str, *, span_s: float | None = None) -> Workload:
-        """The same workload with other rows, sorted by arrival (stable), and one note more."""
-        return replace(self, rows=as_columns(rows).in_order(), notes=(*self.notes, note), span_s=span_s)
+        """The same workload with other rows, sorted by arrival (stable), and one note more. A span ends no sooner than
+        the last arrival, which may have been moved beyond it."""
+        columns = as_columns(rows).in_order()
+        if span_s is not None and len(columns):
+            span_s = max(span_s, float(columns.arrival_s[-1]))
+        return replace(self, rows=columns, notes=(*self.notes, note), span_s=span_s)

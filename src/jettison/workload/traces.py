@@ -7,17 +7,13 @@ arrivals in ``synthetic``; nothing here knows about servers.
 from __future__ import annotations
 
 import csv
-import gzip
-import io
 import json
-import zlib
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -32,6 +28,7 @@ from jettison.workload.formats import (
     formats_of,
     is_date,
 )
+from jettison.workload.lines import Lines, opened
 from jettison.workload.rows import Columns, Floats, TraceRow, Workload
 from jettison.workload.stamps import Stamps, fit, look_at
 from jettison.workload.units import LATEST_START_S, LEAST_REQUESTS, LONGEST_GAP_EVER_S, PER_S, Reading, doubt
@@ -42,9 +39,11 @@ __all__ = ["MOONCAKE_STAMP_STEP_S", "TraceRow", "Workload", "read_csv", "read_tr
 _JITTER = 0x6A69
 """Which of a seed's streams draws jitter: one of its own, so that thinning by the same seed does not go by it."""
 
+_ROUNDED_S = 1e-6
+"""Our own files have arrivals to this, and the span exactly."""
 _SHOWN_BAD_ROWS = 5
-_MAX_LINE_CHARS = 8 << 20
-"""Most characters of a line; Mooncake's longest have a few thousand."""
+_MOST_AHEAD = 1000
+"""Lines that are looked at for one by which to know the format."""
 
 
 def read_trace(
@@ -111,7 +110,7 @@ def _the_likely_one(error: _OpenTrace, ways: list[tuple[str, Callable[[], Worklo
 def _read_as(
     path: Path, reading: Reading, *, jitter: bool | None, seed: int, skip_bad_rows: bool, only_lengths: bool
 ) -> Workload:
-    with _opened(path) as lines:
+    with opened(path) as lines:
         found = _detect(path, lines, reading, only_lengths)
         read, bad = _parse_rows(path, found, lines)
     skipped = bad.end(skip_bad_rows)
@@ -132,15 +131,19 @@ def _read_as(
         columns = columns.with_arrivals(columns.arrival_s - start_s)
         if trace_format.is_ours:
             notes.append(f"part {found.first_part} of a recording: arrivals count from {start_s:.2f} s of it")
+    span_s, last_s = found.span_s, float(columns.arrival_s.max())
+    if span_s is not None and last_s > span_s + _ROUNDED_S:
+        raise TraceError(f"{path}: span_s is {span_s:g}, and a request arrives at {last_s:g} s")
     step_s = _jitter_step_s(path, trace_format, columns.arrival_s, stamps, jitter)
     if step_s is not None:
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_JITTER,)))
         offsets = rng.uniform(0.0, step_s, size=len(columns))
         columns = columns.with_arrivals(columns.arrival_s + offsets)
         notes.append(f"arrivals jittered uniformly inside {step_s:g} s steps, seed {seed}")
+    span_s = None if span_s is None else max(span_s, float(columns.arrival_s.max()))
     return Workload(
         columns.in_order(), name=stem(path), source=found.source or f"{trace_format.name} ({path.name})",
-        notes=tuple(notes), span_s=found.span_s, stamps=stamps.describe(), skipped_rows=(skipped,) if skipped else (),
+        notes=tuple(notes), span_s=span_s, stamps=stamps.describe(), skipped_rows=(skipped,) if skipped else (),
         doubts=doubts,
     )
 
@@ -189,48 +192,6 @@ def stem(path: Path) -> str:
     return name
 
 
-# --- lines
-
-
-@dataclass(slots=True)
-class _Lines:
-    """Lines of a file with the number (from 1) of the last one taken."""
-
-    file: IO[str]
-    number: int = 0
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> str:
-        line = self.file.readline(_MAX_LINE_CHARS)
-        if not line:
-            raise StopIteration
-        self.number += 1
-        if len(line) >= _MAX_LINE_CHARS:
-            raise TraceError(f"line {self.number} has more than {_MAX_LINE_CHARS} characters")
-        return line
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[_Lines]:
-    """The file's lines, unpacked; every error while they are read becomes a TraceError with the file's name."""
-    try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            binary = gzip.GzipFile(fileobj=raw) if packed else raw
-            with io.TextIOWrapper(binary, encoding="utf-8-sig", newline=None) as text:
-                yield _Lines(text)
-    except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError; a cut member is an EOFError
-        raise TraceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except UnicodeDecodeError as error:
-        why = f"not a text file in UTF-8 ({error.reason} at byte {error.start})"
-        raise TraceError(f"{path}: {why}; it may be in UTF-16 or Latin-1, or packed otherwise than by gzip") from error
-    except TraceError as error:
-        raise error if str(error).startswith(str(path)) else TraceError(f"{path}: {error}") from None
-
-
 # --- recognising
 
 
@@ -238,8 +199,6 @@ def _opened(path: Path) -> Iterator[_Lines]:
 class _Found:
     trace_format: TraceFormat
     header: list[str]
-    first: str | None
-    """The line of data that was read ahead."""
     notes: list[str] = field(default_factory=list)
     source: str | None = None
     span_s: float | None = None
@@ -252,7 +211,7 @@ class _Found:
     """Number of the last part read of a recording; None: the file is no recording."""
 
 
-def _detect(path: Path, lines: _Lines, reading: Reading, only_lengths: bool) -> _Found:
+def _detect(path: Path, lines: Lines, reading: Reading, only_lengths: bool) -> _Found:
     comments: list[str] = []
     first = next(lines, None)
     while first is not None and first.startswith("#"):
@@ -268,11 +227,11 @@ def _detect(path: Path, lines: _Lines, reading: Reading, only_lengths: bool) -> 
         raise _OpenTrace(f"{where}: {error}", error.names) from None
     except BadRow as error:
         raise TraceError(f"{where}: {error}{_hint(first)}") from None
-    ahead = first if is_json else next(lines, None)
-    first_row = _first_row(names, is_json, ahead)
-    chosen = next((f for f in candidates if f.matches is None or (first_row and f.matches(first_row))), candidates[-1])
-    per_s = _per_s(path, chosen, first_row.get(chosen.columns[0]), reading)
-    found = _Found(chosen, names, ahead, per_s=per_s, has_head=bool(comments))
+    if is_json:
+        lines.put_back([first])
+    chosen, row = _first_row(path, names, lines, candidates, reading)
+    per_s = _per_s(path, chosen, row.get(chosen.columns[0]), reading)
+    found = _Found(chosen, names, per_s=per_s, has_head=bool(comments))
     for comment in comments if chosen.is_ours else ():
         key, _, value = comment.partition(": ")
         if key == "source":
@@ -310,12 +269,30 @@ def _names(first: str) -> tuple[list[str], bool]:
     return (list(parsed), True) if isinstance(parsed, dict) else ([], False)
 
 
-def _first_row(names: list[str], is_json: bool, ahead: str | None) -> Record:
-    """The record of the first line of data; empty where there is none."""
-    if ahead is None or is_json:
-        return json.loads(ahead) if ahead else {}
-    cells = _cells(ahead)
-    return dict(zip(names, cells, strict=True)) if len(cells) == len(names) else {}
+def _first_row(
+    path: Path, names: list[str], lines: Lines, candidates: list[TraceFormat], reading: Reading
+) -> tuple[TraceFormat, Record]:
+    """The first row that one of the formats can read, and that format; else the last format and the first record. All
+    lines are still to come."""
+    taken: list[str] = []
+    first: Record = {}
+    try:
+        for line in islice(lines, _MOST_AHEAD):
+            taken.append(line)
+            if line.startswith(_PART_LINE):
+                break
+            for known in candidates:
+                try:
+                    row = _record(known, names, line)
+                    first = first or row
+                    if known.matches is None or known.matches(row):
+                        known.parse(row, _per_s(path, known, row.get(known.columns[0]), reading))
+                        return known, row
+                except BadRow:
+                    continue
+        return candidates[-1], first
+    finally:
+        lines.put_back(taken)
 
 
 def _per_s(path: Path, trace_format: TraceFormat, stamp: object, reading: Reading) -> float | None:
@@ -365,11 +342,11 @@ class _Read:
         )  # fmt: skip
 
 
-def _parse_rows(path: Path, found: _Found, lines: _Lines) -> tuple[_Read, BadRows]:
+def _parse_rows(path: Path, found: _Found, lines: Lines) -> tuple[_Read, BadRows]:
     read, bad = _Read(), BadRows(path)
     for number, line in _data_lines(path, found, lines):
         try:
-            row = found.trace_format.parse(_record(found, line), found.per_s)
+            row = found.trace_format.parse(_record(found.trace_format, found.header, line), found.per_s)
         except BadRow as error:
             bad.add(number, error)
             continue
@@ -420,7 +397,7 @@ def read_csv(
     :func:`read_trace` does, after the last row: the caller must then not use the rows that ``parse`` kept.
     """
     bad = BadRows(path)
-    with _opened(path) as lines:
+    with opened(path) as lines:
         if has_header and [name.strip() for name in _cells(next(lines, ""))] != list(columns):
             raise TraceError(f"{path}: line 1 must be {','.join(columns)}")
         for line in lines:
@@ -436,25 +413,23 @@ def read_csv(
     return bad.end(skip_bad_rows)
 
 
-def _data_lines(path: Path, found: _Found, lines: _Lines) -> Iterator[tuple[int, str]]:
+def _data_lines(path: Path, found: _Found, lines: Lines) -> Iterator[tuple[int, str]]:
     """Line numbers (from 1) with the lines of data; blank lines and the heads of a recording's further parts are
     skipped.
 
     Raises TraceError where a part does not follow its predecessor.
     """
-    line = found.first
-    while line is not None:
+    for line in lines:
         if found.last_part is not None and line.startswith(_PART_LINE):
             _take_head(path, found, lines, found.last_part, line)
         elif not line.isspace():
             yield lines.number, line
-        line = next(lines, None)
 
 
 _PART_LINE = f"# {PART}: "
 
 
-def _take_head(path: Path, found: _Found, lines: _Lines, last_part: int, line: str) -> None:
+def _take_head(path: Path, found: _Found, lines: Lines, last_part: int, line: str) -> None:
     """Read the head of a recording's further part, down to its header."""
     where, part = f"{path}: line {lines.number}", _part(path, line.removeprefix(_PART_LINE).strip())
     if part != last_part + 1:
@@ -465,8 +440,8 @@ def _take_head(path: Path, found: _Found, lines: _Lines, last_part: int, line: s
         raise TraceError(f"{where}: part {part} of a recording has no header like the one before it")
 
 
-def _record(found: _Found, line: str) -> Record:
-    if found.trace_format.is_json_lines:
+def _record(trace_format: TraceFormat, header: list[str], line: str) -> Record:
+    if trace_format.is_json_lines:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
@@ -475,9 +450,9 @@ def _record(found: _Found, line: str) -> Record:
             raise BadRow("not a JSON object")
         return record
     cells = _cells(line)
-    if len(cells) != len(found.header):
-        raise BadRow(f"{len(cells)} columns, the header has {len(found.header)}")
-    return dict(zip(found.header, cells, strict=True))
+    if len(cells) != len(header):
+        raise BadRow(f"{len(cells)} columns, the header has {len(header)}")
+    return dict(zip(header, cells, strict=True))
 
 
 def _cells(line: str) -> list[str]:
