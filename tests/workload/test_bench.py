@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,6 +164,22 @@ def test_options_that_contradict_each_other_are_refused(options, reason: str) ->
 def test_what_would_lose_a_finished_run_is_refused_before_it(trace: Path, options, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         run_bench("http://127.0.0.1:9", BenchOptions(trace=trace, **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("request_timeout_s", "--request-timeout"), ("total_timeout_s", "--total-timeout"), ("slo_ttft_s", "--slo-ttft"),
+     ("slo_tpot_s", "--slo-tpot"), ("rate_scale", "--rate-scale"), ("allow_failures", "--allow-failures"),
+     ("kv_capacity_tokens", "--kv-capacity-tokens")],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [math.inf, math.nan, -1.0, 0.0])
+def test_numbers_that_are_none_are_refused_before_anything_is_sent(
+    trace: Path, name: str, told: str, value: float
+) -> None:
+    if value <= 0.0 and name in ("allow_failures", "kv_capacity_tokens", "rate_scale"):
+        pytest.skip("bounded by its flag, or when the load is shaped")
+    with pytest.raises(ConfigError, match=f"^{told} needs a [^\n]* not {value:g}$"):
+        run_bench("http://127.0.0.1:9", BenchOptions(trace=trace, **{name: value}))
 
 
 def test_a_bad_trace_is_refused_before_the_server_is_asked(tmp_path: Path) -> None:

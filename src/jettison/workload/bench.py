@@ -24,7 +24,7 @@ from jettison.workload.cautions import cautions_of, print_cautions
 from jettison.workload.client import ReplayOptions, replay_sync
 from jettison.workload.conditions import Conditions, conditions_of, merged_capacity
 from jettison.workload.lengths import published_lengths
-from jettison.workload.options import BenchOptions, LoadOptions
+from jettison.workload.options import BenchOptions, LoadOptions, check_numbers
 from jettison.workload.pool import OfflinePool
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.synthetic import generate, preset
@@ -96,6 +96,7 @@ def run_bench(url: str, options: BenchOptions, console: Console | None = None) -
     (``report.failures.check_answered`` refuses a run with too many). Raises UserError (ConfigError, TraceError) before
     anything is sent.
     """
+    check_numbers(options)
     load = load_workload(options)
     # What could fail after the run fails before it: a finished run must not be lost.
     _conditions(options).check()

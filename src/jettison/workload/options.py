@@ -6,9 +6,12 @@ imported here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from jettison.errors import ConfigError
 
 Endpoint = Literal["completions", "chat"]
 PromptKind = Literal["tokens", "text"]
@@ -41,6 +44,19 @@ def flag(
 ) -> Any:
     """A field that is an option."""
     return field(default=default, metadata={"flag": Flag(text, panel, metavar, told, least, most)})
+
+
+def check_numbers(options: Any) -> None:
+    """Raise ConfigError for an option that is no finite number, and for seconds that are not above 0."""
+    for each in fields(options):
+        told, value = each.metadata.get("flag"), getattr(options, each.name)
+        if told is None or not isinstance(value, float):
+            continue
+        name = told.told or "--" + each.name.replace("_", "-")
+        if not math.isfinite(value):
+            raise ConfigError(f"{name} needs a finite number, not {value:g}")
+        if told.metavar == "SECONDS" and value <= 0.0:
+            raise ConfigError(f"{name} needs a time above 0 s, not {value:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,8 +199,8 @@ def scale_time(workload: Workload, rate_scale: float) -> Workload:
     Gaps and bursts are squeezed together with everything else (BurstGPT's guide, ``--scale``): right for
     matching a slower or faster machine, wrong for asking what more users would do.
     """
-    if not rate_scale > 0:
-        raise ConfigError(f"rate scale must be above 0, got {rate_scale:g}")
+    if not 0 < rate_scale < math.inf:
+        raise ConfigError(f"rate scale must be a finite number above 0, got {rate_scale:g}")
     if not workload.duration_s / rate_scale <= MAX_ARRIVAL_S:
         raise ConfigError(f"rate scale {rate_scale:g}: the last requests would come after {MAX_ARRIVAL_S:g} s")
     columns = workload.columns
