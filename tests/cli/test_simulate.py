@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,20 @@ def test_simulate_prints_a_table_and_writes_what_was_asked_for(
     assert [run.name for run in runs] == ["recompute", "drop"] and runs[0].goodput is not None
     assert "<svg" in page.read_text() or "data:image/svg" in page.read_text()
     assert json.loads((tmp_path / "line-drop.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(("setting", "why"), [
+    ("run.until_s=0.6", "the run's time was up"), ("settings.max_model_len=60", "tokens exceed what one request may"),
+])  # fmt: skip
+def test_requests_that_were_not_served_are_told_before_any_figure(
+    setting: str, why: str, spec_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", str(spec_file), "--processes", "1", "--set", setting]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = [number for number, line in enumerate(lines) if "requests were not answered" in line]
+    header = next(number for number, line in enumerate(lines) if "variant" in line)
+    assert len(told) == 2 and all(why in lines[number] for number in told) and told[-1] < header
+    assert not any(re.search(r"\d\.\d\dx", line) for line in lines[header:])
 
 
 def test_explain_simulates_what_other_policies_would_have_done(

@@ -152,12 +152,12 @@ def _sample_rows(name: str, field: str, runs: Sequence[RunResult]) -> list[list[
     counts = [getattr(run, field).count for run in runs]
     if all(count is None for count in counts):
         return []
-    of = ["" if field == "itl_s" else f" of {format_count(_num_asked(run))}" for run in runs]
+    of = ["" if field == "itl_s" else f" of {format_count(num_asked(run))}" for run in runs]
     cells = ["-" if count is None else f"{format_count(count)}{whole}" for count, whole in zip(counts, of, strict=True)]
     return [_plain_row(f"{name}, {'gaps' if field == 'itl_s' else 'requests'}", cells)]
 
 
-def _num_asked(run: RunResult) -> float:
+def num_asked(run: RunResult) -> float:
     """Requests that latencies cover, answered or not."""
     online = class_figure(run, "online", "requests", "submitted")
     return online or run.requests.submitted

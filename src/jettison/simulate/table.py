@@ -11,8 +11,9 @@ from rich.table import Table
 
 from jettison.report.brief import brief_conditions
 from jettison.report.classes import class_figure, total_per_s
+from jettison.report.failures import print_failures
 from jettison.report.results import RunResult
-from jettison.report.summary import format_value
+from jettison.report.summary import format_value, num_asked
 from jettison.report.terminal import print_fitted, print_whole
 
 Figure = Callable[[RunResult], float | None]
@@ -63,7 +64,8 @@ def mean(runs: Sequence[RunResult], figure: Figure) -> float | None:
 
 
 def table_rows(runs: Sequence[RunResult]) -> list[list[str]]:
-    """Cells: point, variant, each column's mean over seeds; P99 TTFT with how many times better than the baseline."""
+    """Cells: point, variant, each column's mean over seeds; P99 TTFT with how many times better than the baseline,
+    where both have begun to answer every request: of others the slowest may be missing."""
     rows = []
     baselines: dict[str, list[RunResult]] = {}
     for (point, variant), same in grouped(runs).items():
@@ -74,7 +76,8 @@ def table_rows(runs: Sequence[RunResult]) -> list[list[str]]:
             cells.append(_cell(value, column))
             if column.has_ratio:
                 theirs = mean(baseline, column.figure)
-                cells.append("" if baseline is same or not value or not theirs else f"{theirs / value:.2f}x")
+                hides = baseline is same or any(run.ttft_s.count != num_asked(run) for run in (*baseline, *same))
+                cells.append("" if hides or not value or not theirs else f"{theirs / value:.2f}x")
         rows.append(cells)
     return rows
 
@@ -100,7 +103,8 @@ def cluster_lines(run: RunResult) -> list[str]:
 
 
 def print_table(runs: Sequence[RunResult], console: Console) -> None:
-    """The table, then the conditions of the first comparison in it."""
+    """What was not answered, the table, then the conditions of the first comparison in it."""
+    print_failures(runs, console)
     rows = table_rows(runs)
     headers = ["", "variant"]
     for column in COLUMNS:
