@@ -162,6 +162,8 @@ def test_fetch_without_a_name_lists_traces(capsys) -> None:
         (("synth", "--out", "{out}", "--process", "servegen", "--windows", "{azure}", "--histograms", "{azure}"),
          "line 1 must be client_id"),
         (("synth", "--out", "{azure}/x.csv", "--rate", "5", "--duration", "5"), "cannot be written"),
+        (("slice", "{azure}", "--out", "."), ".: cannot be written: it is a folder"),
+        (("slice", "{azure}", "--out", "/"), "/: cannot be written: it is a folder"),
         (("fetch", "everything"), "unknown public trace"),
         (("fetch", "azure-conv-2023", "--url", "file:///etc/passwd", "--out", "{out}"), "only http"),
     ],

@@ -402,3 +402,15 @@ def test_a_sweep_s_runs_are_compared_inside_their_point() -> None:
         ]  # fmt: skip
         row = next(row for row in comparison_rows(runs) if row[0] == "TTFT p99")
         assert row[3::2] == ["4.00x", "-", "3.00x", "-"]
+
+
+def test_the_share_above_a_value_counts_unanswered_requests_as_above() -> None:
+    answered = [
+        RequestRecord(i, 0.0, 1, 1, status="completed", first_s=1.0 + i, finished_s=9.0, output_tokens=1)
+        for i in range(3)
+    ]
+    whole = build_run("whole", answered)
+    assert plots.share_above(whole, "ttft_s") == ([1.0, 2.0, 3.0], pytest.approx([1.0, 2 / 3, 1 / 3]))
+    lost = RequestRecord(3, 0.0, 1, 1, status="rejected")
+    values, share = plots.share_above(build_run("lost", [*answered, lost]), "ttft_s")
+    assert (values, share) == ([1.0, 2.0, 3.0, 3.0], [1.0, 0.75, 0.5, 0.25])

@@ -272,10 +272,9 @@ def draw_distributions(runs: Sequence[RunResult]) -> Figure | None:
         axes = figure.subplots(1, 2, sharey=True)
         for axis, key, label in zip(axes, ("ttft_s", "tpot_s"), ("TTFT, s", "TPOT, s"), strict=True):
             for index, run in enumerate(runs):
-                values = np.sort([value for _, value in _detail_pairs(run, key)])
+                values, share = share_above(run, key)
                 if len(values):
-                    share = 1.0 - np.arange(len(values)) / len(values)
-                    axis.step(values, share, where="post", color=run_color(index), linewidth=1.4, label=run.name)
+                    axis.step(values, share, where="pre", color=run_color(index), linewidth=1.4, label=run.name)
             axis.set_yscale("log")
             axis.yaxis.set_major_formatter(PLAIN)
             axis.set_xlabel(label)
@@ -285,6 +284,16 @@ def draw_distributions(runs: Sequence[RunResult]) -> Figure | None:
         handles, labels = axes[0].get_legend_handles_labels()
         _legend_outside(figure, handles, labels, WIDTH_IN)
     return figure
+
+
+def share_above(run: RunResult, key: str) -> tuple[list[float], list[float]]:
+    """Values of a figure, and the share of requests that are above up to each: those that were not answered are above
+    all. The last share is that beyond the last value, where it is not 0, which a log scale cannot show."""
+    values = sorted(value for _, value in _detail_pairs(run, key))
+    num_lost = sum(row["status"] in ("failed", "rejected") and not row.get(key) for row in run.requests_detail or ())
+    num = len(values) + num_lost
+    share = [1.0 - index / num for index in range(len(values))]
+    return (values, share) if not num_lost else ([*values, *values[-1:]], [*share, num_lost / num])
 
 
 def mark_events(axis: Axes, run: RunResult, color: str | None = None) -> None:

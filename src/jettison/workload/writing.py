@@ -19,6 +19,8 @@ def write_trace(path: Path, workload: Workload) -> None:
 
     Arrivals keep microseconds. The file appears whole or not at all. Raises ConfigError where it cannot be written.
     """
+    if not path.name:  # "." and "/" have none
+        raise ConfigError(f"{path}: cannot be written: it is a folder")
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
