@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import tempfile
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from jettison.live.host import forkserver, keeper
 from jettison.live.host.forkserver import ForkServers
 from jettison.live.host.heritage import Heritage, control_path
 from jettison.live.wire import messages as m
+from jettison.live.wire.fork_orders import AdoptWorkers
 from jettison.live.wire.worker_config import WorkerSpec, WorkerStart, digest_of
 from jettison.live.worker.orphan import Orphan
 from jettison.server.parent.kept import unix_listener
@@ -177,6 +179,21 @@ async def test_one_that_hangs_and_is_more_than_begin_is_not_there_until_it_is_as
     assert [event.worker_id for event in second.ready] == [1, 2] and not is_alive(pids[0])
     assert (await second.crew.restart(0)).worker_id == 0
     assert second.crew.pids.keys() == {0, 1, 2} and not second.exits
+    await second.crew.close(5.0)
+
+
+async def test_orphans_whose_adopter_has_gone_before_it_hears_of_them_are_still_there_for_the_next_one(
+        parent, monkeypatch):
+    first = await Controller(parent, monkeypatch).start()
+    pids = first.crew.pids
+    first.die()
+    line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        line.send(msgspec.json.encode(AdoptWorkers()))
+        line.close()
+        socket.send_fds(parent.door, [b"line"], [theirs.fileno()])
+    second = await Controller(parent, monkeypatch).start()
+    assert second.crew.pids == pids
     await second.crew.close(5.0)
 
 

@@ -161,9 +161,9 @@ class ForkServer:
                     os.close(fd)
 
     def _adopt(self, line: socket.socket) -> None:
-        """Give a keeper all orphans that live."""
-        for worker in list(self._workers.values()):
-            if worker.line is None and worker.ends_s < math.inf:
+        """Give a keeper all orphans that live. Once it has gone, they stay what they are."""
+        for worker in self._workers.values():
+            if worker.line is None and worker.ends_s < math.inf and line.fileno() >= 0:
                 worker.line, worker.order, start = line, -worker.pid, worker.start
                 told = WorkerAdopted(
                     worker.order, worker.pid, start.spec.worker_id, start.epoch, digest_of(start.spec))
