@@ -54,6 +54,13 @@ CONTROLLER = Identity(-1, 0)
 """The controller's end of a control channel."""
 
 
+def secret_under(secret: bytes, controller_epoch: int) -> bytes:
+    """With which workers prove themselves to each other: only those that obey the same controller have the same one.
+    What a worker still sends for a controller that has ended would be taken for the next one's, as step and transfer
+    ids begin anew."""
+    return hmac.new(secret, b"links" + controller_epoch.to_bytes(8), hashlib.sha256).digest()
+
+
 class HandshakeError(LinkDownError):
     """The other end has not proven the expected identity; the connection must be closed."""
 
@@ -151,4 +158,4 @@ class Handshake:
 
     def _verify(self, proof: bytes, label: bytes) -> None:
         if not hmac.compare_digest(proof, self._mac(label)):
-            raise HandshakeError("the peer does not know the secret")
+            raise HandshakeError("the peer does not know the secret, or obeys another controller")

@@ -27,7 +27,8 @@ from jettison.live.wire.fork_orders import AdoptWorkers
 from jettison.live.wire.worker_config import WorkerSpec, WorkerStart, digest_of
 from jettison.live.worker.orphan import Orphan
 from jettison.server.parent.kept import unix_listener
-from jettison.transport.handshake import Identity
+from jettison.transport.dialling import Dialling
+from jettison.transport.handshake import Identity, Purpose, secret_under
 from jettison.transport.succession import Signer, check_signed
 from jettison.transport.tls import Credentials
 from waiting import PATIENCE_S
@@ -194,6 +195,29 @@ async def test_orphans_whose_adopter_has_gone_before_it_hears_of_them_are_still_
         socket.send_fds(parent.door, [b"line"], [theirs.fileno()])
     second = await Controller(parent, monkeypatch).start()
     assert second.crew.pids == pids
+    await second.crew.close(5.0)
+
+
+async def test_a_peer_that_obeys_the_controller_before_is_hung_up_on_and_linked_once_it_obeys_this_one(
+        parent, monkeypatch):
+    """Worker 0 is taken over while worker 1, in a long step, has not seen that its controller has ended."""
+    first = await Controller(parent, monkeypatch).start()
+    where = first.crew._lives[0].handle.addresses.near
+    first.die()
+    late = Dialling(where, Credentials(secret_under(SECRET, parent.epoch), Identity(1, 0)), Purpose.LINK)
+    assert late.advance() is None
+    second = await Controller(parent, monkeypatch).start()
+
+    def is_refused():
+        try:
+            assert late.advance() is None, "it was let in"
+        except (LinkDownError, OSError):
+            return True
+        return False
+
+    await until(is_refused)
+    late.sock.close()
+    await second.answers(1, [6, 7])
     await second.crew.close(5.0)
 
 

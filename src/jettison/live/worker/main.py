@@ -32,7 +32,7 @@ from jettison.live.worker.forked import serve_forks
 from jettison.live.worker.loop import WorkerLoop
 from jettison.live.worker.orphan import Orphan
 from jettison.live.worker.transfers import bulk_frame_bytes
-from jettison.transport.handshake import Identity, Purpose
+from jettison.transport.handshake import Identity, Purpose, secret_under
 from jettison.transport.tls import Credentials, TlsContexts
 from jettison.types import ShardId
 
@@ -75,7 +75,7 @@ class WorkerProcess:
             self._heart.start()
             device = self._make_device(self._config.spec)
             device.start()
-            doors = self._open_doors(device, tls)
+            doors = self._open_doors(device, tls, self._config.controller_epoch)
             loop = self._make_loop(channel, device, doors)
             settle_garbage_collector()
         except Exception as raised:
@@ -92,10 +92,12 @@ class WorkerProcess:
             channel.emit(self._ready(device))
             while not self._serve(channel, loop, device) and self._config.orphan_timeout_s:
                 loop.close()
+                doors.close()
                 channel.close(0.0)
                 kept = sorted(device.start_over())
                 self._heart.waiting = True
                 channel, self._early = orphan.next_controller()
+                doors = self._open_doors(device, tls, orphan.epoch)
                 loop = self._make_loop(channel, device, doors)
                 self._epoll.close()
                 self._epoll, self._watched = select.epoll(), {}
@@ -173,10 +175,12 @@ class WorkerProcess:
                     raise LinkDownError("told to stop while waiting for a certificate")
         raise LinkDownError("the controller is gone")
 
-    def _open_doors(self, device: Device, tls: TlsContexts | None) -> Doors:
+    def _open_doors(self, device: Device, tls: TlsContexts | None, controller_epoch: int) -> Doors:
+        """Of a controller's time. The sockets go on listening under the next one, so the doors have copies of them."""
         config = self._config
+        own = Credentials(secret_under(config.secret, controller_epoch), self._me, tls)
         return Doors(
-            [socket.socket(fileno=fd) for fd in config.listen_fds], Credentials(config.secret, self._me, tls),
+            [socket.socket(fileno=os.dup(fd)) for fd in config.listen_fds], own,
             bulk_bytes=bulk_frame_bytes(config.spec.piece_bytes, device.kv_block_bytes),
             coordinate=config.spec.coordinate, bytes_per_s=config.link_bytes_per_s, pin=device.pin,
         )
