@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 
@@ -266,6 +267,22 @@ def test_bad_indexes_are_refused(sharded, index, message):
     with pytest.raises(ModelError, match=message) as caught:
         load_all(sharded)
     assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("keep", [0, 5000])
+def test_a_file_that_is_cut_short_while_it_is_read_is_refused(folder, keep, monkeypatch):
+    """As when an operator copies another file over it, which cuts it short first: a reader of a mapped file would be
+    killed."""
+    monkeypatch.setattr(weights, "PIECE_BYTES", 1000)
+    path = folder / "model.safetensors"
+    source = WeightFolder(folder, read_config(folder), torch.float64)
+    slab = torch.zeros(source.layouts[layer_shard(1)].num_bytes, dtype=torch.uint8)
+    loading = source.loading(layer_shard(1), slab)
+    next(loading)
+    os.truncate(path, keep)
+    with pytest.raises(ModelError, match=r"truncated or not safetensors \(it ends at byte \d+\); download") as caught:
+        list(loading)
+    assert str(caught.value).startswith(f"{path}: ")
 
 
 def test_a_file_that_breaks_after_the_check_is_refused(folder):

@@ -144,7 +144,7 @@ def test_a_folder_that_cannot_be_read_is_not_read_again_either(start, folder, mo
     whole = (folder / FILE).read_bytes()
     (folder / FILE).write_bytes(whole[:100])
     opened = []
-    monkeypatch.setattr(weights, "safe_open", lambda *a, real=weights.safe_open, **k: opened.append(a) or real(*a, **k))
+    monkeypatch.setattr(weights, "StoredFile", lambda path, real=weights.StoredFile: opened.append(path) or real(path))
     for _ in range(3):
         with pytest.raises(ModelError, match="truncated"):
             worker.load_shard_from_disk("layer:2")

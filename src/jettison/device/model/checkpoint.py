@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from jettison.device.model.jsonfile import JsonObject, short_repr
 from jettison.device.model.quantized.parts import PLAIN, Header, Part, Recipe
@@ -21,6 +21,7 @@ from jettison.device.model.quantized.schemes import Scheme
 from jettison.device.model.quantized.signs import REFUSAL, other_weights, sign_beside, sign_of_tensor, sign_of_type
 from jettison.device.model.shards import TensorSource
 from jettison.device.model.standins import why_not_itself
+from jettison.device.model.stored import errors_of
 from jettison.errors import ModelError
 
 SINGLE_FILE = "model.safetensors"
@@ -248,17 +249,6 @@ def _opened(path: Path) -> Iterator[Any]:
     """An open safetensors file; errors of the library and the system become ModelError."""
     with errors_of(path), safe_open(path, framework="pt") as file:
         yield file
-
-
-@contextmanager
-def errors_of(path: Path) -> Iterator[None]:
-    """Errors of the library and the system become ModelError, which names the file."""
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        told = why_not_itself(path) or f"truncated or not safetensors ({reason}); download the file again"
-        raise ModelError(f"{path}: {told}") from None
 
 
 def _indexed_files(index: Path) -> list[Path]:

@@ -2,11 +2,10 @@
 
 ``WeightFolder`` checks the whole folder against what the decoder needs before a byte of weights is read, then fills one
 slab at a time, at start and as the last resort of a restore. Rows are copied in pieces: loading takes little memory
-besides the slab, and a serving worker can run a step between two pieces. Files are mapped, so bytes in the operating
-system's page cache are copied from there. Quantized weights are widened by the piece (``quantized``), and what is kept,
-hashed and checked is the widened piece. Those that the configuration says are kept (``kept``) stay integers, which
-kernels pack. Each piece is hashed and checked for NaN and infinities while a processor cache still has it. Only
-safetensors are opened, as other formats can carry code.
+besides the slab, and a serving worker can run a step between two pieces. Quantized weights are widened by the piece
+(``quantized``), and what is kept, hashed and checked is the widened piece. Those that the configuration says are kept
+(``kept``) stay integers, which kernels pack. Each piece is hashed and checked for NaN and infinities while a processor
+cache still has it. Only safetensors are opened, as other formats can carry code.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from jettison.device.bytesview import as_numpy_uint8
@@ -32,16 +30,15 @@ from jettison.device.model.checkpoint import (
     INDEX_FILE,
     FoundWeights,
     check_header,
-    errors_of,
     find_weights,
-    header_of,
 )
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.identity import Digest, Digester, FileMark
 from jettison.device.model.integers import IntegerForm, Integers
 from jettison.device.model.quantized.config import CONFIG_FILE, scheme_of_folder
-from jettison.device.model.quantized.parts import DamagedPart, Part, Recipe
+from jettison.device.model.quantized.parts import DamagedPart, Header, Part, Recipe, Stored
 from jettison.device.model.shards import ShardLayout, TensorSlot, TensorSource, final_norm_sources, shard_layouts
+from jettison.device.model.stored import StoredFile, StoredTensor, errors_of
 from jettison.errors import ModelError
 from jettison.types import ShardId
 
@@ -317,7 +314,10 @@ class _Files:
 
     def __init__(self, found: FoundWeights) -> None:
         self._found = found
-        self._open: dict[Path, Any] = {}
+        self._open: dict[Path, StoredFile] = {}
+        self._recipe: Recipe | None = None
+        self._parts: dict[str, StoredTensor] = {}
+        """Of that recipe, whose tensor is read now."""
         self._stack = ExitStack()
 
     def __enter__(self) -> _Files:
@@ -329,38 +329,38 @@ class _Files:
     def copy_rows(self, source: TensorSource, start: int, dest: Tensor) -> None:
         """See ``Rows``."""
         recipe = self._found.recipes[source.key]
-        with self._naming(recipe):
-            dest[:] = recipe.widen(self._parts(recipe, start), start, start + dest.shape[0])
+        with self._reading(recipe) as parts:
+            dest[:] = recipe.widen(parts, start, start + dest.shape[0])
 
     def integers(self, source: TensorSource, form: IntegerForm, start: int, end: int) -> Integers:
         """See ``Rows``."""
         recipe = self._found.recipes[source.key]
         assert recipe.integers is not None and recipe.integers.form == form  # ``open`` has checked it
-        with self._naming(recipe):
-            return recipe.integers.read(self._parts(recipe, start), start, end)
-
-    def _parts(self, recipe: Recipe, start: int) -> dict[str, Tensor]:
-        return {name: self._stored(part, is_first=start == 0) for name, part in recipe.parts.items()}
+        with self._reading(recipe) as parts:
+            return recipe.integers.read(parts, start, end)
 
     @contextmanager
-    def _naming(self, recipe: Recipe) -> Iterator[None]:
-        """Errors name the file."""
+    def _reading(self, recipe: Recipe) -> Iterator[Stored]:
+        """The parts of a tensor. Errors name the file."""
+        if recipe is not self._recipe:
+            for file in self._open.values():
+                file.windows.clear()
+            self._parts = {name: self._stored(part) for name, part in recipe.parts.items()}
+            self._recipe = recipe
         try:
-            yield
+            yield self._parts
         except DamagedPart as error:
             part = recipe.parts[error.part]
             raise ModelError(f"{self._found.file_of[part.name]}: tensor {part.name} {error}") from None
 
-    def _stored(self, part: Part, *, is_first: bool) -> Tensor:
-        """A stored tensor: a view of the mapped file, of which no byte is read yet."""
+    def _stored(self, part: Part) -> StoredTensor:
+        """A stored tensor, of which no byte is read yet."""
         path = self._found.file_of[part.name]
-        with errors_of(path):
-            if path not in self._open:
-                self._open[path] = self._stack.enter_context(safe_open(path, framework="pt"))
-            if is_first:
-                check_header(path, header_of(self._open[path], part.name), part)  # it may have changed since the check
-            stored: Tensor = self._open[path].get_tensor(part.name)
-            return stored
+        if path not in self._open:
+            self._open[path] = self._stack.enter_context(StoredFile(path))
+        dtype, stored = self._open[path].tensor(part.name)
+        check_header(path, Header(dtype, stored.shape), part)  # it may have changed since the check
+        return stored
 
 
 def copy_ordered(rows_of: Rows, source: TensorSource, start: int, piece: Tensor) -> None:
@@ -380,7 +380,7 @@ def ordered_integers(rows_of: Rows, source: TensorSource, form: IntegerForm, sta
 
 
 def _ordered(rows: Tensor, source: TensorSource) -> Tensor:
-    """Contiguous; in new memory where they change places, as they may be a view of a mapped file."""
+    """Contiguous; in new memory where they change places, as they may be a view of columns that are kept."""
     if source.order is None:
         return rows.contiguous()
     ordered = rows.clone(memory_format=torch.contiguous_format)

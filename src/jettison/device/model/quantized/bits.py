@@ -13,6 +13,13 @@ def num_words(num_values: int, bits: int) -> int:
     return -(-num_values * bits // WORD_BITS)
 
 
+def words_of(bits: int, start: int, end: int) -> tuple[int, int, int]:
+    """The words [first, last) in which integers [start, end) of a row lie, and the number of the first integer that
+    begins them: what is read has to be no more."""
+    first = start // WORD_BITS * WORD_BITS
+    return first // WORD_BITS * bits, num_words(end, bits), first
+
+
 def unpack(words: Tensor, bits: int, start: int, end: int) -> Tensor:
     """Integers [start, end) of each row of ``words`` (int32 [n, words]), as int32 [n, end - start]."""
     mask = (1 << bits) - 1

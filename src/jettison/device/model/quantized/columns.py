@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from jettison.device.model.integers import Integers
-from jettison.device.model.quantized.bits import num_words, unpack
+from jettison.device.model.quantized.bits import num_words, unpack, words_of
 from jettison.device.model.quantized.parts import AsIntegers, DamagedPart, Headers, Part, Recipe, Stored
 from jettison.device.model.quantized.scaling import finite, form_of, groups_of_columns, in_order, offsets_of, scaled
 from jettison.device.model.quantized.schemes import Awq, Gptq
 from jettison.device.model.shards import TensorSource
+from jettison.device.model.stored import Lazy
 
 INT32 = frozenset({"I32"})
 _AWQ_BITS, _AWQ_WORD = 4, 8
@@ -59,7 +60,7 @@ def awq_recipe(scheme: Awq, source: TensorSource, headers: Headers) -> Recipe:
     return Recipe(parts, widen, integers=AsIntegers(form, read))
 
 
-def _outputs(words: Tensor, start: int, end: int) -> Tensor:
+def _outputs(words: Lazy, start: int, end: int) -> Tensor:
     """Outputs [start, end) of AWQ's words [n, words], as [end - start, n]."""
     first = start // _AWQ_WORD
     turned = words[:, first : -(-end // _AWQ_WORD)].t().contiguous()
@@ -128,5 +129,6 @@ def beside_zeros(recipe: Recipe, name: str) -> Recipe:
 
 def _gptq_zeros(scheme: Gptq, stored: Stored, start: int, end: int) -> Tensor:
     """[outputs, groups]."""
-    zeros = unpack(stored["qzeros"], scheme.bits, start, end).t()
+    first_word, last_word, first = words_of(scheme.bits, start, end)
+    zeros = unpack(stored["qzeros"][:, first_word:last_word], scheme.bits, start - first, end - first).t()
     return zeros if scheme.is_v2 else (zeros + 1) & ((1 << scheme.bits) - 1)

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from jettison.device.model.integers import Integers, Offset
-from jettison.device.model.quantized.bits import num_words, unpack
+from jettison.device.model.quantized.bits import num_words, unpack, words_of
 from jettison.device.model.quantized.columns import INT32
 from jettison.device.model.quantized.fp8 import E4M3, e4m3_values, grid_rows, grid_shape
 from jettison.device.model.quantized.parts import AsIntegers, DamagedPart, Headers, Part, Recipe, Stored, part_of
 from jettison.device.model.quantized.scaling import finite, form_of, groups_of_columns, offsets_of, scaled
 from jettison.device.model.quantized.schemes import Compressed, CompressedGroup
 from jettison.device.model.shards import TensorSource
+from jettison.device.model.stored import Lazy
 
 _LEFT_OUT = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 _SHAPE_TYPES = frozenset({"I32", "I64"})
@@ -79,8 +80,8 @@ def _recipe(group: CompressedGroup, source: TensorSource, headers: Headers) -> R
 
 
 def _check_shape(stored: Stored, source: TensorSource) -> None:
-    if "shape" in stored and tuple(stored["shape"].tolist()) != source.shape:
-        raise DamagedPart("shape", f"says {tuple(stored['shape'].tolist())}, expected {source.shape}")
+    if "shape" in stored and (said := tuple(stored["shape"][...].tolist())) != source.shape:
+        raise DamagedPart("shape", f"says {said}, expected {source.shape}")
 
 
 def _block(group: CompressedGroup, source: TensorSource) -> tuple[int, int]:
@@ -103,15 +104,17 @@ def _values(group: CompressedGroup, stored: Stored, start: int, end: int, column
     return e4m3_values(values) if group.is_float else values.to(torch.int32)
 
 
-def _zeros(group: CompressedGroup, zeros: Tensor, block_rows: int, start: int, end: int) -> Tensor:
+def _zeros(group: CompressedGroup, zeros: Lazy, block_rows: int, start: int, end: int) -> Tensor:
     """[rows, groups]."""
     if _has_packed_zeros(group):
-        return unpack(zeros.t(), group.bits, start, end).t() - (1 << group.bits - 1)
+        first_word, last_word, first = words_of(group.bits, start, end)
+        words = zeros[first_word:last_word].t()
+        return unpack(words, group.bits, start - first, end - first).t() - (1 << group.bits - 1)
     return grid_rows(zeros, block_rows, start, end).to(torch.int32)
 
 
 def _groups(stored: Stored, block_columns: int, num_groups: int) -> int | Tensor:
     """As ``scaled`` takes them. A -1 among a module's groups says that its columns are in their order."""
-    if "g_idx" not in stored or bool((stored["g_idx"] == -1).any()):
+    if "g_idx" not in stored or bool((stored["g_idx"][...] == -1).any()):
         return block_columns
     return groups_of_columns(stored, "g_idx", block_columns, num_groups)

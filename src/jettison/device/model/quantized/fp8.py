@@ -8,6 +8,8 @@ Static scales of activations are left out.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from jettison.device.model.quantized.parts import Headers, Part, Recipe, Stored,
 from jettison.device.model.quantized.scaling import finite, scaled
 from jettison.device.model.quantized.schemes import Fp8
 from jettison.device.model.shards import TensorSource
+from jettison.device.model.stored import Lazy
 
 E4M3 = frozenset({"F8_E4M3"})
 _VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
@@ -52,8 +55,11 @@ def grid_shape(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int
     return -(-shape[0] // block[0]), -(-shape[1] // block[1])
 
 
-def grid_rows(grid: Tensor, block_rows: int, start: int, end: int) -> Tensor:
+def grid_rows(grid: Lazy, block_rows: int, start: int, end: int) -> Tensor:
     """Rows [start, end) of a grid of blocks, one for each row of the matrix. ``grid``: [blocks of rows, blocks of
     columns], or a single element of any shape, or one a row."""
-    grid = grid.reshape(1, 1) if grid.numel() == 1 else grid.reshape(grid.shape[0], -1)
-    return grid[torch.arange(start, end) // block_rows]
+    if math.prod(grid.shape) == 1:
+        return grid[...].reshape(1, 1).expand(end - start, 1)
+    first = start // block_rows
+    rows = grid[first : -(-end // block_rows)]
+    return rows.reshape(rows.shape[0], -1)[torch.arange(start, end) // block_rows - first]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from jettison.device.model.integers import IntegerForm, Integers
 from jettison.device.model.shards import TensorSource
+from jettison.device.model.stored import Lazy
 
 PLAIN = frozenset({"F64", "F32", "F16", "BF16"})
 """Number types of safetensors for plain weights, and for scales."""
@@ -37,8 +38,8 @@ class Part(NamedTuple):
 Headers = Mapping[str, Header]
 """All stored tensors of a folder, by name."""
 
-Stored = Mapping[str, Tensor]
-"""The parts of one tensor by their names in the recipe, as views of mapped files."""
+Stored = Mapping[str, Lazy]
+"""The parts of one tensor by their names in the recipe."""
 
 
 class DamagedPart(Exception):
@@ -91,7 +92,7 @@ def plain(source: TensorSource) -> Recipe:
 
     def widen(stored: Stored, start: int, end: int) -> Tensor:
         tensor = stored["plain"] if at is None else stored["plain"][at]
-        return (tensor.T if is_transposed else tensor)[start:end]
+        return tensor[:, start:end].T if is_transposed else tensor[start:end]
 
     return Recipe({"plain": Part(source.name, source.stored_shape)}, widen)
 

@@ -41,7 +41,7 @@ def finite(stored: Stored, part: str, rows: Tensor) -> Tensor:
 def groups_of_columns(stored: Stored, part: str, group_size: int, num_groups: int) -> int | Tensor:
     """As ``scaled`` takes them: ``group_size`` where that part says that groups lie side by side, which is faster, else
     the group of each column. Raises DamagedPart for a group that is not there."""
-    group = stored[part]
+    group = stored[part][...]
     if torch.equal(group, torch.arange(len(group), dtype=group.dtype) // group_size):
         return group_size
     if group.numel() and not 0 <= int(group.min()) <= int(group.max()) < num_groups:
