@@ -22,7 +22,7 @@ EVENTS = {
     "StepFailed": "step failed", "StepAbandoned": "step abandoned",
     "LayoutOffered": "layout offered", "LayoutApplied": "layout applied",
     "CallFailed": "call failed", "ShardLoaded": "shard loaded", "TransferEnded": "transfer ended", "WorkerLost": "lost",
-    "WorkerJoined": "joined", "WorkerGone": "gone", "WorkerFenced": "fenced", "Tick": "tick",
+    "WorkerJoined": "joined", "WorkerGone": "gone", "WorkerFenced": "fenced", "Tick": "tick", "LinkLost": "link lost",
 }  # fmt: skip
 """Class -> word. Only the word and who it is about are written: what an event says comes from the pretend workers."""
 

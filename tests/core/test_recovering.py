@@ -509,6 +509,35 @@ def test_a_holder_may_die_while_it_sends() -> None:
     assert all(None not in sources for sources in asked.values())
 
 
+def test_a_link_that_fails_between_two_that_live_ends_transfers_when_both_have_told_of_it() -> None:
+    """Neither may have heard of what was on the way."""
+    cluster, survivor, (holder,) = half_dead(3)
+    (dead,) = set(cluster.workers) - {survivor, holder}
+    cluster.run(stop=lambda: sends(cluster, holder))
+    book, recoveries = cluster.core.state.book, cluster.core.recoveries
+    under_way = {i for i, pending in book.transfers.items() if pending.ends == (holder, survivor)}
+    assert under_way
+    for event in (ports.LinkLost(survivor, dead, 0), *2 * [ports.LinkLost(survivor, holder, 0)]):
+        cluster._process(event)
+        assert under_way <= set(book.transfers), "what the other end has not told of may still arrive"
+    for transfer_id in under_way:
+        del cluster.under_way[transfer_id]
+    cluster._process(ports.LinkLost(holder, survivor, 0))
+    assert not under_way & set(book.transfers) and not recoveries._parted
+    expect_recovered(cluster, survivor)
+    cluster.restart_at(dead, cluster.now / 1e6 + 1)
+    cluster.run()
+    life = cluster.core.state.workers[dead].life
+    cluster._process(ports.LinkLost(survivor, dead, life - 1))
+    assert not recoveries._parted, "a link to a life that is over says nothing of the next one's"
+    cluster._process(ports.LinkLost(survivor, dead, life))
+    assert recoveries._parted
+    cluster.kill(dead)
+    cluster.run()
+    assert not recoveries._parted
+    expect_all_well(cluster)
+
+
 def test_a_holder_may_drop_what_it_sends() -> None:
     """A burst there is served first: nobody who sends a shard is kept from a move of its own."""
     cluster, survivor, helpers = half_dead(4)

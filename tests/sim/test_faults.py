@@ -20,11 +20,13 @@ from schedules import run_to_its_end
 from jettison.config.offline import HARVEST_PARTS
 from jettison.core.ladder.lists import with_offline
 from jettison.core.moving.migrations import may_go
+from jettison.core.pending import Book
 from jettison.memory.kvtransfers import MigrationKind
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.overload import OverloadParams
 from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow, draw_faults
 from jettison.sim.links import LinkClass, LinkSpec, Topology
+from jettison.sim.transfers import Transfers
 from jettison.types import ServiceClass
 from longrun import part_of
 
@@ -376,6 +378,26 @@ def test_a_cut_between_separate_instances_is_not_noticed_until_they_need_it() ->
     watched = faulty(1, (Cut(0.0, 0, 1),), policy="recompute", num_workers=2)
     watched.expect_all_served()
     assert "worker_lost" not in watched.kinds()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_transfers_that_neither_end_of_a_cut_link_has_heard_of_end_when_both_have_told_of_the_link(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cut strikes as soon as one begins."""
+    begun, ended = list[float](), list[int]()
+    start, end_lost = Transfers.start, Book.end_lost
+    monkeypatch.setattr(Transfers, "start", lambda all_, one: (begun.append(all_._loop.now_ns / 1e9), start(all_, one)))
+    run = partial(faulty, seed, policy="migrate", num_workers=2, **draw_migrations(seed))
+    run((Cut(1000.0, 0, 1),))
+    monkeypatch.setattr(
+        Book, "end_lost", lambda book, ids, now_ns: (ended.extend(ids), end_lost(book, ids, now_ns))[1]
+    )
+    for at_s in begun[:3]:
+        ended.clear()
+        watched = run((Cut(at_s + 1e-6, 0, 1),))
+        watched.expect_all_served()
+        assert ended and "worker_lost" not in watched.kinds()
 
 
 def test_drawn_schedules_are_in_order_and_depend_on_the_seed_alone() -> None:

@@ -44,6 +44,7 @@ from jettison.core.ports import (
     CancelRequested,
     Event,
     FinishRequested,
+    LinkLost,
     OfflineStored,
     Record,
     StartFailed,
@@ -248,17 +249,17 @@ class ClusterCore:
             case Arrived():
                 return self._dispatch(event.request, now_ns)
             case StepCompleted():
-                actions = self.stepping.on_completed(event, now_ns)
-                return actions + self._climb(Moment.STEP_ENDED, now_ns)
+                return self.stepping.on_completed(event, now_ns) + self._climb(Moment.STEP_ENDED, now_ns)
             case StepAbandoned():
-                actions = self.stepping.on_abandoned(event, now_ns)
-                return actions + self._climb(Moment.STEP_ENDED, now_ns)
+                return self.stepping.on_abandoned(event, now_ns) + self._climb(Moment.STEP_ENDED, now_ns)
             case StepFailed():
                 return self.stepping.on_failed(event, now_ns)
             case CancelRequested():
                 return self._end_early(event.request_id, FinishReason.CANCELLED, now_ns)
             case FinishRequested():
                 return self._end_early(event.request_id, FinishReason.STOP, now_ns)
+            case LinkLost():
+                return self.recoveries.part(event, now_ns)
             case WorkerLost():
                 return self._on_worker_lost(event, now_ns)
             case WorkerJoined():

@@ -8,9 +8,9 @@ share, are sums over the book: prices and budgets come from there.
             '--the owner is abandoned--> handed over to another owner, which waits for the same answer
 
 A call is answered by the worker that it was sent to, a transfer by its destination (``WorkerFenced`` ends the transfers
-that a dead worker was sending, and the death of a destination ends the transfers to it). Ids come from counters in
-here, so equal runs give equal ids. An answer to a call or transfer that is not in the book belongs to the past, and is
-ignored.
+that a dead worker was sending, and the death of a destination ends the transfers to it; where the link fails between
+two that live, so does the second one's ``LinkLost``). Ids come from counters in here, so equal runs give equal ids. An
+answer to a call or transfer that is not in the book belongs to the past, and is ignored.
 """
 
 from __future__ import annotations

@@ -126,6 +126,16 @@ class TransferEnded(NamedTuple):
     duration_ns: int
 
 
+class LinkLost(NamedTuple):
+    """A worker's link to a peer has failed, and none is opened again between these lives. Nothing arrives here over it
+    any more, and nothing is sent: of transfers it has told what it knows. What was on the way may have been heard of at
+    neither end; so whatever has no end when both ends have told this is over."""
+
+    worker_id: WorkerId
+    peer: WorkerId
+    peer_life: int
+
+
 class WorkerLost(NamedTuple):
     """A worker is dead, or declared dead: messages that it still sends are not delivered."""
 
@@ -199,8 +209,8 @@ class Tick(NamedTuple):
 
 Event = (
     Arrived | CancelRequested | FinishRequested | StepCompleted | StepFailed | StepAbandoned | LayoutOffered
-    | LayoutApplied | CallFailed | ShardLoaded | TransferEnded | WorkerLost | WorkerJoined | WorkerGone | StartFailed
-    | WorkerFenced | WorkersEmpty | OfflineStored | Tick
+    | LayoutApplied | CallFailed | ShardLoaded | TransferEnded | LinkLost | WorkerLost | WorkerJoined | WorkerGone
+    | StartFailed | WorkerFenced | WorkersEmpty | OfflineStored | Tick
 )
 
 
@@ -423,7 +433,8 @@ class Record:
 
 
 Transfer = SendKV | SendShard
-"""The kinds of transfers: each ends with one TransferEnded, as long as its destination lives."""
+"""The kinds of transfers: each ends with one TransferEnded, as long as its destination lives and its link holds
+(``LinkLost``)."""
 
 Action = (
     RunStep | AbandonStep | OfferLayout | ApplyLayout | SendKV | SendShard | LoadShard | KeepShard | CancelTransfer

@@ -204,17 +204,33 @@ class Breaking:
         if self._cluster.is_linked(a, b):
             self._break_link(a, b, dead=None)
             self._cut.add((min(a, b), max(a, b)))
-            self._cluster.worker(a).lose_link(b)
-            self._cluster.worker(b).lose_link(a)
+            for us, them in ((a, b), (b, a)):
+                self._cluster.worker(us).lose_link(them)
+                self._tell_lost(us, them)
+
+    def _tell_lost(self, us: WorkerId, them: WorkerId) -> None:
+        """A live worker reports the end of a link, behind the ends of all that has arrived over it."""
+        cluster = self._cluster
+        worker, life = cluster.worker(us), cluster.worker(us).life
+        lost = ports.LinkLost(us, them, cluster.worker(them).life)
+
+        def tell() -> None:
+            if worker.alive and worker.life == life:
+                cluster.report(us, lost, cluster.loop.now_ns)
+
+        cluster.loop.after(cluster.network.latency_ns(us, them), tell)
 
     def _break_link(self, a: WorkerId, b: WorkerId, *, dead: WorkerId | None) -> None:
         """End the transfers between the two. A live end reports: the destination for transfers that have begun, else
-        the source (rule 8)."""
+        the source (rule 8). A cut link takes a first piece along, and what says before it that a transfer begins: of
+        that one neither end tells."""
         cluster = self._cluster
         for src, dst in ((a, b), (b, a)):
             for transfer in cluster.transfers.drop(src, dst):
-                teller = src if transfer.begun_ns is None else dst
-                if teller != dead:
+                has_begun = transfer.begun_ns is not None
+                is_unheard = dead is None and has_begun and transfer.sent_bytes < cluster.transfers.piece_bytes
+                teller = dst if has_begun else src
+                if teller != dead and not is_unheard:
                     ended = ports.TransferEnded(transfer.transfer_id, False, transfer.sent_bytes, 0)
                     cluster.report(teller, ended, cluster.loop.now_ns)
         if dead is not None:

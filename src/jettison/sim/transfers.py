@@ -62,7 +62,8 @@ class Transfers:
     ) -> None:
         self._loop = loop
         self.network = network
-        self._piece_bytes = piece_bytes
+        self.piece_bytes = piece_bytes
+        """At most, of a piece of bulk."""
         self._piece_ns = piece_ns
         self._coordinate = coordinate
         self._links: dict[tuple[WorkerId, WorkerId], _Link] = {}
@@ -172,7 +173,7 @@ class Transfers:
         waits = [0]
         for flow in self.network.bulk_flows_at(src, dst):
             if flow.rate > 0.0:
-                piece_bytes = self._piece_bytes
+                piece_bytes = self.piece_bytes
                 if self._piece_ns is not None:
                     piece_bytes = min(piece_bytes, max(1, int(flow.rate * self._piece_ns)))
                 left = min(piece_bytes - flow.sent_bytes(self._loop.now_ns) % piece_bytes, flow.remaining)

@@ -147,6 +147,7 @@ SPEC = LayoutSpec(frozenset({"embed", "layer:3"}), LayerRange(3, 5), (RetainedKV
     ports.ShardLoaded(0, 1),
     ports.CallFailed(0, 1, "ModelError: truncated"),
     ports.TransferEnded(1, True, 2, 3),
+    ports.LinkLost(0, 1, 2),
     ports.WorkerFenced(0, 1),
 ], ids=lambda message: type(message).__name__)  # fmt: skip
 def test_every_message_survives_the_wire(message):

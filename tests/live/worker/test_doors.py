@@ -161,7 +161,8 @@ def test_what_waits_for_a_link_ends_with_the_peer_that_could_not_be_reached(host
         post(workers, me, them, 5)
         workers.peers[me].start_transfer(ports.SendKV(7, me, them, LayerRange(0, 4), (1,), (4,)))
         workers.turns(lambda: workers.events[me])
-        failed, ended = workers.events[me]
+        failed, ended, lost = workers.events[me]
+        assert lost == ports.LinkLost(me, them, 0)
         assert isinstance(failed, ports.StepFailed) and (failed.step_id, failed.lost_worker) == (5, them)
         assert ended == ports.TransferEnded(7, False, 0, 0) and workers.lost[me] == [them]
         assert workers.now_ns > PATIENCE_NS // 2, "not before it was tried for a while"
@@ -268,6 +269,18 @@ def test_a_link_that_cannot_be_made_of_what_came_is_closed_and_the_peer_dials_ag
         post(workers, 1, 0, 5)
         workers.turns(lambda: workers.peers[0].inbox.ready(5))
         assert not failures and workers.lost == [[], []]
+
+
+def test_a_transfer_whose_beginning_is_lost_with_its_link_is_over_when_both_ends_have_told_of_that():
+    """As where a connection fails that has taken it, and the other end never hears of it."""
+    with Workers("ab") as workers:
+        post(workers, 0, 1, 5)
+        workers.turns(lambda: workers.peers[1].inbox.ready(5))
+        workers.peers[0].start_transfer(ports.SendKV(7, 0, 1, LayerRange(0, 4), (1,), (4,)))
+        assert workers.peers[0].run_bulk() and not workers.peers[0]._peers[1].transfers
+        workers.peers[1].links[0].close()
+        workers.turns(lambda: all(workers.events))
+        assert workers.events == [[ports.LinkLost(0, 1, 0)], [ports.LinkLost(1, 0, 0)]]
 
 
 def test_an_opened_link_wakes_its_owner_only_for_something_new():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 from hypothesis import settings
@@ -183,7 +183,7 @@ class Workers(RuleBasedStateMachine):
             for worker in range(NUM_WORKERS):
                 self.deliver(worker, 2, 5)
         self.cluster.pump()
-        ends = Counter()
+        ends, parted = Counter(), set()
         for worker, event in self.told:
             match event:
                 case m.StepDone() | ports.StepFailed() | ports.StepAbandoned():
@@ -192,17 +192,22 @@ class Workers(RuleBasedStateMachine):
                 case ports.TransferEnded():
                     ends["transfer", event.transfer_id] += 1
                     self.check_complete(worker, event)
+                    assert not event.complete or (self.sources[event.transfer_id], worker) not in parted
+                case ports.LinkLost():
+                    ends["link", worker, event.peer] += 1
+                    parted.add((event.peer, worker))
                 case ports.LayoutApplied() | ports.CallFailed() | ports.ShardLoaded():
                     ends["call", event.call_id] += 1
                 case m.MemoryReported() if event.call_id in self.reports:
                     ends["call", event.call_id] += 1
         expected = {("step", i) for i in self.steps} | {("call", i) for i in self.calls}
         told = {("transfer", i) for i in [*self.kv_transfers, *self.shard_transfers]}
-        if self.severed:
-            # A cut loses what was on the way; a begun transfer whose begin was lost is known to no worker.
-            assert set(ends) <= expected | told and set(ends) >= expected
-        else:
-            assert set(ends) == expected | told
+        expected |= {("link", *ends) for pair in self.severed for ends in permutations(pair)}
+        for what, transfer_id in told - set(ends):
+            # A cut loses what was on the way: a transfer may be known to neither end. Then both ends of the link tell.
+            transfer = self.kv_transfers.get(transfer_id) or self.shard_transfers[transfer_id][1]
+            assert frozenset((transfer.src, transfer.dst)) in self.severed, (what, transfer_id)
+        assert expected <= set(ends) <= expected | told
         assert set(ends.values()) <= {1}
         self.check_kv()
         self.check_shards()

@@ -112,7 +112,7 @@ def test_who_is_lost_is_told_when_all_that_came_is_there(num_frames):
     while end.peers.serve():
         pass
     assert end.lost == [(1, num_frames == 2)]
-    assert end.events == [ports.TransferEnded(7, False, 0, 0)] and end.peers.links == {}
+    assert end.events == [ports.TransferEnded(7, False, 0, 0), ports.LinkLost(0, 1, 0)] and end.peers.links == {}
 
 
 def test_a_fence_closes_links_of_the_lost_life_and_of_older_ones():

@@ -34,6 +34,7 @@ from jettison.core.ports import (
     Action,
     CancelTransfer,
     FenceWorker,
+    LinkLost,
     Record,
     SendShard,
     TransferEnded,
@@ -92,6 +93,8 @@ class Recoveries:
         self.by_worker: dict[WorkerId, Recovery] = {}
         self.waits_for: WaitsFor = (self.by_worker,)
         self._fences: dict[int, _Fence] = {}
+        self._parted: set[tuple[WorkerId, WorkerId]] = set()
+        """Workers that have lost the link to a peer, with the peer, which has not told of it."""
         self._past: dict[TransferId, tuple[WorkerId, WorkerId]] = {}
         """Ends of transfers that dead or abandoned owners have left under way."""
         self._num_ghosts = 0
@@ -185,6 +188,19 @@ class Recoveries:
         book = self._cluster.book
         return book.end_lost([i for i, p in book.transfers.items() if p.ends[1] == worker_id], now_ns)
 
+    def part(self, event: LinkLost, now_ns: int) -> list[Action]:
+        """Take that one of two workers has lost the link between them; return what follows. With the second one's word
+        all transfers between them end that have not: neither knows of them, or has yet to refuse them."""
+        book, us, them = self._cluster.book, event.worker_id, event.peer
+        peer = self._cluster.workers[them]
+        if not peer.alive or event.peer_life < peer.life:
+            return []  # its death ends them
+        if (them, us) not in self._parted:
+            self._parted.add((us, them))
+            return []
+        self._parted.remove((them, us))
+        return book.end_lost([i for i, p in book.transfers.items() if {*p.ends} == {us, them}], now_ns)
+
     def _bury(self, dead: WorkerState) -> None:
         dead.alive = False
         dead.ledger.clear(0)
@@ -194,6 +210,7 @@ class Recoveries:
         dead.num_relayouts_open = 0
         dead.unlock()
         self._cluster.book.forget_calls(dead.worker_id)
+        self._parted = {pair for pair in self._parted if dead.worker_id not in pair}
         if (recovery := self.by_worker.pop(dead.worker_id, None)) is not None:
             recovery.abandon()
         self._fences = {call: f for call, f in self._fences.items() if f.survivor != dead.worker_id}

@@ -114,9 +114,10 @@ class CoreDriver:
         if self._observer is not None and isinstance(event, ports.Tick):
             self._observer.looked(group_gauges(self.core), now_ns)
 
-    def on_start(self, ready: Sequence[m.WorkerReady], now_ns: int) -> None:
+    def on_start(self, ready: Sequence[m.WorkerReady], links_lost: Sequence[ports.LinkLost], now_ns: int) -> None:
         """What all workers have told of the start."""
-        for event in ready:
+        told: list[m.Event] = [*ready, *links_lost]
+        for event in told:
             self.on_worker_event(event, now_ns)
         empty = tuple(event.worker_id for event in ready if event.weights is None)
         if empty:

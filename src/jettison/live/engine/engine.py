@@ -157,10 +157,10 @@ class Engine:
             core, encoder, self._crew.send, self._crew.abandon, self._on_emit, self._on_record, observer=self.timeline)
         driver.provision = self._provisioner.carry_out
         if all(event.kept is None for event in ready):  # others are warm, and clients wait
-            self._warm_up = WarmUp(assembly, ready, self._crew.send)
-            await self._warm_up.run(core)
+            self._warm_up = warm_up = WarmUp(assembly, ready, self._crew.send)
+            await warm_up.run(core)
             self._warm_up = None
-            driver.on_start(ready, time.monotonic_ns())
+            driver.on_start(ready, warm_up.links_lost, time.monotonic_ns())
         self._provisioner.begin(core)
         self._driver, self._orders = driver, Orders(driver, self._crew)
         fill_kept(ready, missing, driver, self._crew.life, self._handle, self._restarter.worker_lost)

@@ -44,6 +44,8 @@ class WarmUp:
         self._next_id = _FIRST_STEP_ID
         self.part_done = 0.0
         """Of all steps, counted in tokens."""
+        self.links_lost: list[ports.LinkLost] = []
+        """For the core: the other end may tell when this is over."""
 
     async def run(self, core: ClusterCore) -> None:
         """All workers at once, as they will serve, but for those that have loaded nothing; then the networks between
@@ -110,6 +112,8 @@ class WarmUp:
             self._waiting.pop(event.step_id).set_result(None)
         elif isinstance(event, ports.TransferEnded):
             self._meter.on_event(event)
+        elif isinstance(event, ports.LinkLost):
+            self.links_lost.append(event)
         elif isinstance(event, ports.StepFailed):
             self.fail(f"worker {worker_id} could not run a first step: {event.message}")
 

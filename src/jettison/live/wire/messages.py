@@ -189,5 +189,5 @@ class MemoryReported(msgspec.Struct, array_like=True):
 Event = (
     CertificateWanted | WorkerReady | WorkerStartFailed | StepLogprobs | StepDone | StageDone | MemoryReported
     | ports.StepFailed | ports.StepAbandoned | ports.LayoutOffered | ports.LayoutApplied | ports.ShardLoaded
-    | ports.CallFailed | ports.TransferEnded | ports.WorkerFenced
+    | ports.CallFailed | ports.TransferEnded | ports.LinkLost | ports.WorkerFenced
 )

@@ -376,6 +376,7 @@ class Peers:
                 self._unexplained[worker] = why = peer.link.failure or "closed"
                 log.info("link to worker %d closed: %s", worker, why)
                 self._give_up(worker, peer)
+                self._emit(ports.LinkLost(self._worker_id, worker, peer.life))
                 progressed = True
                 continue
             if sends and peer.transfers and peer.takes_bulk:

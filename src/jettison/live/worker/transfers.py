@@ -56,7 +56,8 @@ class OutgoingTransfer(ABC):
         self.urgent = False
         """Goes before transfers of its kind that are not."""
         self.begun = False
-        """TRANSFER_BEGIN was accepted by the link: from then on the destination owns the transfer's end."""
+        """TRANSFER_BEGIN was accepted by the link: from then on the destination owns the transfer's end, if it hears of
+        it before the link fails."""
         self.cancelled = False
         """Send no more pieces: the controller withdrew it, or reading failed here."""
         self.last_bytes = 0
