@@ -235,7 +235,7 @@ def test_stop_strings(client, server, stream):
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"logprobs": 99}, "logprobs"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"stop": ["a"] * 65}, "stop"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
     ],
 )

@@ -70,7 +70,7 @@ BAD_COMPLETIONS = [
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
     ({"best_of": 3}, "best_of"),
-    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
     ({"stop": ""}, "stop"),
     ({"stop": "x" * 1000}, "stop"),
     ({"stop": [1]}, "stop[0]"),

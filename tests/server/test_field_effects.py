@@ -192,6 +192,13 @@ async def test_logprobs_of_named_tokens_and_their_names(serve):
         assert served.state.engine.accepted[-1].params.logprobs == 300
 
 
+async def test_as_many_stops_as_editors_and_harnesses_send(serve):
+    """Continue sends twelve to Qwen's coders, lm-eval's HumanEval six."""
+    async with serve(FakeEngine(script)) as served:
+        many = {"stop": [*map(str, range(11)), "d"]}
+        assert the_text((await served.post(COMPLETIONS, BASE[COMPLETIONS] | many)).json()) == "abc"
+
+
 async def test_more_stops_and_logprobs_where_the_server_allows_them(serve):
     async with serve(FakeEngine(script), max_stops=6, max_logprobs=30) as served:
         many = {"stop": ["1", "2", "3", "4", "5", "d"]}

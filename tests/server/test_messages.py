@@ -220,7 +220,7 @@ WRONG = [
     ({"tools": [{"name": "x", "input_schema": 3}]}, "tools[0].input_schema"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"), ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
     ({"thinking": {"type": "deep"}}, "thinking.type"), ({"temperature": 9}, "temperature"),
-    ({"stop_sequences": ["a"] * 9}, "stop_sequences"), ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+    ({"stop_sequences": ["a"] * 65}, "stop_sequences"), ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     ({"container": "x"}, "container"), ({"system": 3}, "system"), ({"system": [{"type": "image"}]}, "system[0].type"),
     ({"output_config": {"effort": "much"}}, "output_config.effort"), ({"service_tier": "gold"}, "service_tier"),
 ]  # fmt: skip

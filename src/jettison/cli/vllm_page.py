@@ -33,7 +33,7 @@ keys of both. `jettison config show`, `batch run` and `profile` take the same fl
 
 What differs without a flag: `--host` is 127.0.0.1 (vLLM: all addresses), a token budget is 512 (`--max-num-seqs` where
 that is more), `--shutdown-timeout` 30 s, `--gpu-memory-utilization` 0.9. Schemas stay open
-(`--structured-outputs-config.disable_additional_properties true` closes them); four stop strings, temperatures to 2,
+(`--structured-outputs-config.disable_additional_properties true` closes them); 64 stop strings, temperatures to 2,
 bodies of 4 MiB.
 
 Of the environment `VLLM_API_KEY` is taken as `JETTISON_API_KEY` is, where that is not set: a server that was closed

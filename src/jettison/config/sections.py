@@ -422,7 +422,7 @@ class ServerConfig:
         None, int_from(1), "Choices under way (each prompt times n) beyond which a key is told 429 (none: no limit).",
         metavar="N", unset="none")
     max_stop_strings: int = config_key(
-        4, int_from(1, 1024), "Stop strings that a request may have (OpenAI's number is 4).", metavar="N")
+        64, int_from(1, 1024), "Stop strings that a request may have (OpenAI's number is 4).", metavar="N")
     max_logprobs: int | None = config_key(
         20, all_or_int, "Alternatives to a token that a request may ask for (-1: the whole vocabulary).",
         metavar="N", unset="-1")

@@ -25,7 +25,7 @@ class RequestLimits:
     default_completion_max_tokens: int = 16
     default_chat_max_tokens: int | None = None
     """None: what is left of the context."""
-    max_stops: int = 4
+    max_stops: int = 64
     max_logprobs: int | None = 20
     """Alternatives to a token; None: the whole vocabulary."""
     defaults: SamplingDefaults = NO_DEFAULTS
@@ -65,7 +65,7 @@ class ServerSettings:
     """Likewise for JSON that requests ask for."""
     end_tokens: EndTokens | None = None
     """For ``/tokenizer_info``: the tokens that end a text, and the files that name them."""
-    max_stops: int = 4
+    max_stops: int = 64
     """Most stop strings of a request."""
     max_logprobs: int | None = 20
     """Alternatives to a token; None: the whole vocabulary."""

@@ -31,7 +31,9 @@ class StopMatcher:
         if self.matched is not None or not text:
             return ""
         pending = self._held + text
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := pending.find(stop)) >= 0]
+        num_old = len(self._held)  # no stop string ends in these
+        found = [(at + len(stop), at, stop) for stop in self._stops
+                 if (at := pending.find(stop, max(0, num_old + 1 - len(stop)))) >= 0]
         if found:
             end, at, self.matched = min(found)
             self._held = ""
