@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conversations import CONVERSATIONS
+from conversations import CONVERSATIONS, USER, says
+from conversations import call as a_call
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -127,6 +128,20 @@ def test_prompts_are_what_transformers_writes(family, reference, renderers):
         if made != wanted:
             differing[name] = made, wanted
     assert not differing
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_says_nothing_is_an_empty_text(family, renderers):
+    """Tools that return nothing, and assistants without a call: clients send them without content, or with null."""
+    asked = says("assistant", "", tool_calls=[a_call({"city": "Rom"})])
+    result, answer = says("tool", "", tool_call_id="abcdefghi", name="weather"), says("assistant", "")
+    for before, message in (([USER, asked], result), ([USER], answer), ([USER], answer | {"tool_calls": []})):
+        bare = {name: value for name, value in message.items() if name != "content"}
+        wanted = ours(renderers[family], [*before, message], {})
+        for silent in (bare, message | {"content": None}):
+            assert ours(renderers[family], [*before, silent], {}) == wanted
+    if family in ("qwen3", "llama3", "command_r", "deepseek_r1", "harmony"):
+        assert wanted is not None
 
 
 def test_at_least_twelve_families_take_most_conversations(renderers):

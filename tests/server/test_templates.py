@@ -444,7 +444,7 @@ def test_the_prompt_ends_where_the_last_message_does(content, wanted):
 
 
 @pytest.mark.parametrize("messages", [
-    [USER, says("assistant", None)], [USER, says("assistant", "<think>no</think>yes")],
+    [USER, says("assistant", None, tool_calls=[call({})])], [USER, says("assistant", "<think>no</think>yes")],
 ])  # fmt: skip
 def test_what_cannot_be_continued_is_told(messages):
     source = "{% for m in messages %}{{ m.content.split('</think>')[-1] if m.content }};{% endfor %}"

@@ -150,7 +150,9 @@ def _fitted(message: Message, traits: Traits) -> Message:
     if traits.joins_thoughts and fit.get("tool_calls") and fit.get("content") and fit.get("thinking"):
         thoughts = f"{fit['thinking']}\n\n{text_of(fit.pop('content'))}"
         fit |= {name: thoughts for name in _REASONING if name in fit}
-    if "content" not in fit:
+    if "content" not in fit and not fit.get("tool_calls"):  # templates concatenate it
+        fit["content"] = content_of("", form)
+    elif "content" not in fit:
         if traits.no_content != "absent":
             fit["content"] = None if traits.no_content == "null" else [] if form == "parts" else ""
     elif form == "string":
