@@ -116,7 +116,7 @@ UNLIKE = [
     '<tool_call>{"name": "now", "name": "a", "arguments": {}}</tool_call>', '<tool_call>{"arguments": {}}</tool_call>',
     '<tool_call>{"name": 5, "arguments": {}}</tool_call>', '<tool_call>{"name": "now", "arguments": {}, "x": 1}',
     '<tool_call>{"name": "now", "arguments": "[1]"}</tool_call>', "<tool_call>[]</tool_call>", "a <tool_call b> c",
-    '<tool_call>{"name": "now", "arguments": {"a": "\n"}}</tool_call>', '<tool_call>{"name": "now", "arguments": tru',
+    '<tool_call>{"name": "now", "arguments": tru',
     '<tool_call>{"name": "now", "arguments": {"a":' + "[" * 200,
     '<tool_call>{"name": "now", "arguments": "{\\"\\ud800\\":1}"}',
 ]
@@ -135,6 +135,7 @@ def test_what_only_looks_like_a_call_is_content(text):
     ('<tool_call>{"name": "now"}</tool_call>', "", ["{}"]),
     ('<tool_call>{"name": "now", "arguments": null}</tool_call>', "", ["{}"]),
     ('<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}</tool_call>', "", ['{"a": 1}']),
+    ('<tool_call>{"name": "now", "arguments": {"a": "1\n2\t\x01\r"}}</tool_call>', "", ['{"a": "1\\n2\\t\\u0001\\r"}']),
     (f"<tool_call>[{WEATHER}, {WEATHER}]</tool_call>", "", ['{"city": "Oslo"}'] * 2),
 ])
 def test_what_models_write_around_calls(text, content, found):
@@ -148,6 +149,16 @@ def test_long_arguments_flow_and_short_ones_are_told_whole():
     told = [parser.feed(char) for char in f'<tool_call>{{"name": "now", "arguments": {text}']
     assert sum(part.kind == "arguments" for parts in told for part in parts) > FLOW_CHARS
     assert parser.feed("!!") == [("end", ""), ("content", "!!")]  # told already, so what breaks off stays a call
+
+
+def test_a_line_end_in_a_long_text_breaks_no_call():
+    text = "x" * 2 * FLOW_CHARS + "\nOslo"
+    written = f'{{"text": "{text}"}}'
+    for name, around in (("hermes", '<tool_call>{{"name": "now", "arguments": {}}}</tool_call>'),
+                         ("mistral", "[TOOL_CALLS]now[ARGS]{}"),
+                         ("gpt_oss", "<|channel|>commentary to=functions.now<|message|>{}<|call|>")):
+        content, [(_, told)], _ = whole_and_cut(name, around.format(written))
+        assert json.loads(told) == {"text": text} and not content
 
 
 def test_json_of_another_kind_is_content():

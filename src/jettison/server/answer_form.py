@@ -13,6 +13,7 @@ from jettison.server.chat_renderer import ChatRenderer
 from jettison.server.forced_calls import Speech, Thinks, reads_its_own
 from jettison.server.parsers.harmony import MARKERS as HARMONY_MARKS
 from jettison.server.parsers.harmony import HarmonyParser
+from jettison.server.parsers.machine import Machine
 from jettison.server.parsers.parts import Parser, Part
 from jettison.server.parsers.registry import HARMONY, call_kind, thinking_kind
 from jettison.server.parsers.tagged import JsonParser
@@ -74,20 +75,24 @@ class AnswerForms:
         return "already" if kind.is_open else "maybe"
 
     def form(
-        self, plan: ToolPlan, speech: Speech, *, is_constrained: bool = False, tells_thoughts: bool = True
+        self, plan: ToolPlan, speech: Speech, *, is_constrained: bool = False, tells_thoughts: bool = True,
+        is_streamed: bool = True,
     ) -> Form | None:
         """How the answers of a request are read; None: they are content as they are. ``is_constrained``: calls have the
         form that ``forced_calls`` writes."""
         calls = self.calls if plan.mode != "none" else None
         has_thoughts = self.thinking is not None
         is_harmony = speech.is_harmony and (has_thoughts or plan.mode != "none")
-        make_calls = None if is_harmony else self._calls(plan, is_constrained=is_constrained)
-        if not (is_harmony or has_thoughts or make_calls):
-            return None
         is_forced = plan.mode in ("required", "named")  # a grammar has written the call, so it is one whatever is told
         tools = plan.callable_tools if self.calls is not None or is_forced else ()
+        make_calls: Callable[[], Parser] | None = (
+            (lambda: HarmonyParser(tools)) if is_harmony else self._calls(plan, is_constrained=is_constrained))
+        if make_calls is not None and not is_streamed:
+            make_calls = _not_flowing(make_calls)
+        if not (has_thoughts or make_calls):
+            return None
         return Form(
-            make=(lambda: HarmonyParser(tools)) if is_harmony else self._both(make_calls, speech.thinks),
+            make=make_calls if make_calls is not None and is_harmony else self._both(make_calls, speech.thinks),
             marks=self._marks(plan, is_harmony),
             takes_one_call=plan.mode != "none" and not plan.is_parallel,
             has_thoughts=has_thoughts,
@@ -123,6 +128,17 @@ class AnswerForms:
         if calls is None:
             return lambda: MarkedThinking(begin, end, is_open=is_open)
         return lambda: Chain(MarkedThinking(begin, end, is_open=is_open), calls())
+
+
+def _not_flowing(make: Callable[[], Parser]) -> Callable[[], Parser]:
+    """The parser of an answer in one piece: a call that breaks off is content, however long it is."""
+    def made() -> Parser:
+        parser = make()
+        if isinstance(parser, Machine):
+            parser.flows = False
+        return parser
+
+    return made
 
 
 class Reader:

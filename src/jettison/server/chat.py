@@ -205,6 +205,7 @@ class ChatEndpoint(GenerationEndpoint):
         constraint = constraint_of(calling, speech, plan.constraint, lambda text: tokenizer.encode(text, False))
         form = forms.form(
             calling, speech, is_constrained=constraint is not None, tells_thoughts=tells_thoughts,
+            is_streamed=plan.stream,
         ) if self.tells_parts_apart else None  # fmt: skip
         return replace(plan, constraint=constraint, text=replace(plan.text, form=form))
 

@@ -17,8 +17,8 @@ from typing import TypeVar
 from jettison.server.parsers.parts import Kind, Part, Tool, names_of
 
 FLOW_CHARS = 256
-"""Arguments longer than this are told as they come, as a client may show them. A shorter call is told when it is whole,
-so that one that breaks off can still become content."""
+"""In a stream arguments longer than this are told as they come, as a client may show them. A shorter call is told when
+it is whole, so that one that breaks off can still become content."""
 MAX_NAME_CHARS = 256
 """Longest name that is waited for; a request's tools have no longer ones."""
 MAX_DEPTH = 128
@@ -45,6 +45,8 @@ class Machine(ABC):
         self._names = names_of(tools)
         self.num_calls = 0
         """Calls told so far."""
+        self.flows = True
+        """Whether long arguments are told before they are whole; not where the client gets its answer in one piece."""
         self.breaks_off = False
         """See ``CallParser``."""
         self._text = ""
@@ -135,20 +137,22 @@ class Machine(ABC):
 
     # --- reading
 
-    def _take(self, num_chars: int) -> str:
+    def _take(self, num_chars: int, written: str | None = None) -> str:
+        """``written``: how arguments have these characters; None: as they are."""
         piece = self._text[self._at : self._at + num_chars]
+        told = piece if written is None else written
         self._at += num_chars
         if self._is_told:
             if self._in_arguments:
-                self._say("arguments", piece)
-            return piece
+                self._say("arguments", told)
+            return told
         self._taken.append(piece)
         if self._in_arguments and self._arguments is not None:
-            self._arguments.append(piece)
-            self._num_chars += num_chars
-            if self._num_chars > FLOW_CHARS and self._name is not None:
+            self._arguments.append(told)
+            self._num_chars += len(told)
+            if self.flows and self._num_chars > FLOW_CHARS and self._name is not None:
                 self._tell()
-        return piece
+        return told
 
     def _more(self) -> Reading[bool]:
         """Wait for a character; False: there is none."""
@@ -225,6 +229,7 @@ class Machine(ABC):
         return text
 
     def _raw_string(self) -> Reading[str]:
+        """A string as JSON has it: models write line ends and tabs as they are, where JSON wants escapes."""
         pieces = [(yield from self._expect('"'))]
         while (char := (yield from self._peek())) != '"':
             if not char:
@@ -233,9 +238,7 @@ class Machine(ABC):
                 pieces.append((yield from self._escape()))
                 continue
             found = _PLAIN.match(self._text, self._at)
-            if found is None:  # a control character
-                raise BrokenError
-            pieces.append(self._take(len(found.group())))
+            pieces.append(self._take(1, json.dumps(char)[1:-1]) if found is None else self._take(len(found.group())))
         pieces.append(self._take(1))
         return "".join(pieces)
 
