@@ -6,16 +6,20 @@ import asyncio
 import json
 import os
 import threading
+from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 from fake_engine import FakeEngine
 from llguidance import LLMatcher
+from pydantic import BaseModel, Field, SecretStr
 
 from jettison.config import EngineConfig
 from jettison.server import compiling
 from jettison.server.compile_process import Compiled, Compiler, Job
 from jettison.server.compiling import GrammarCompiler
 from jettison.server.errors import ApiError
+from jettison.server.json_schemas import FOLLOWED_FORMATS, NOT_FOLLOWED, OTHER_FORMATS, loosened
 from jettison.server.structured import Constraint, JsonDefaults, _closed
 from waiting import PATIENCE_S
 
@@ -99,6 +103,92 @@ def test_what_follows_a_constraint(compiler, constraint, texts, expected):
 def test_formats_of_structural_tags(compiler, document, texts, expected):
     constraint = Constraint("structural_tag", json.dumps({"type": "structural_tag", "format": document}))
     assert follows(compiler, constraint, *texts) == expected
+
+
+class Card(BaseModel):
+    kind: Literal["card"] = "card"
+    number: str
+
+
+class Cash(BaseModel):
+    kind: Literal["cash", "coins"] = "cash"
+    where: Path | None = None
+    secret: SecretStr | None = None
+
+
+class Split(BaseModel):
+    kind: Literal["split"] = "split"
+    first: Pay
+    second: Pay
+
+
+Pay = Annotated[Card | Cash | Split, Field(discriminator="kind")]
+Split.model_rebuild()
+
+
+class Sale(BaseModel):
+    by: Pay
+
+
+async def test_pydantics_unions_are_followed(compiler):
+    """By a tag with a default, which is not required in the schema; recursive; with formats that say nothing."""
+    card, cash = '{"kind":"card","number":"1"}', '{"kind":"coins","where":"/a"}'
+    split = f'{{"kind":"split","first":{card},"second":{cash}}}'
+    texts = [f'{{"by":{by}}}' for by in (card, cash, split, '{"number":"1"}', "{}", '{"kind":"cheque"}')]
+    expected = [True, True, True, False, False, False]
+    for kind, document in (("json", Sale.model_json_schema()), ("structural_tag", {
+            "format": {"type": "json_schema", "json_schema": Sale.model_json_schema()}})):
+        assert follows(compiler, Constraint(kind, json.dumps(document)), *texts) == expected
+    for text in texts[:3]:
+        Sale.model_validate_json(text)
+
+
+@pytest.mark.parametrize(("parts", "texts", "expected"), [
+    ([{"type": "object", "properties": {"k": {"enum": ["a", "b"]}}},
+      {"type": "object", "properties": {"k": {"const": "c"}}}],
+     ['{"k":"b"}', '{"k":"c"}', "{}"], [True, True, False]),
+    ([{"type": "object", "properties": {"k": {"enum": ["a", "b"]}}},
+      {"type": "object", "properties": {"k": {"const": "b"}}}], None, None),
+    ([{"properties": {"k": {"const": "a"}}}, {"properties": {"k": {"const": "b"}}}], None, None),  # of 5 both hold
+    ([{"type": "object", "properties": {"k": {"const": "a"}}}, {"type": "object"}], None, None),
+])  # fmt: skip
+def test_parts_that_a_constant_tells_apart_are_followed(compiler, parts, texts, expected):
+    for extra in ({}, {"anyOf": [{"type": "object", "properties": {"n": {"type": "integer"}}}]}):
+        constraint = Constraint("json", json.dumps({"oneOf": parts, **extra}))
+        if texts is not None:
+            assert follows(compiler, constraint, *texts) == expected
+        else:
+            assert "oneOf" in compiler.compiled(Job(kind="json", text=constraint.text)).error
+
+
+def test_formats_that_no_standard_defines_say_nothing(compiler):
+    for told in ("path", "password", "binary", "ipv4network", "x" * 99, 5):
+        assert follows(compiler, Constraint("json", json.dumps({"type": "string", "format": told})), '"a"') == [True]
+    for told in FOLLOWED_FORMATS:
+        assert compiler.compiled(Job(kind="json", text=json.dumps({"format": told}))).error is None
+    for told in OTHER_FORMATS:
+        assert told in compiler.compiled(Job(kind="json", text=json.dumps({"format": told}))).error
+    named = {"type": "object", "properties": {"format": {"type": "string"}, "uniqueItems": {"const": False}},
+             "const": {"format": "path"}, "required": ["format"]}  # fmt: skip
+    assert follows(compiler, Constraint("json", json.dumps(named)), '{"format":"path"}') == [True]
+
+
+@pytest.mark.parametrize("keyword", NOT_FOLLOWED)
+def test_what_is_not_followed_is_refused_unless_it_is_left_out(compiler, keyword):
+    schema = {"type": "object", "properties": {"a": {keyword: True}, "b": {"pattern": r"(?!x)y\b"}}}
+    assert keyword in compiler.compiled(Job(kind="json", text=json.dumps(schema))).error
+    loose, left_out = loosened(schema)
+    assert left_out == {keyword, "pattern"} and "pattern" in schema["properties"]["b"]
+    assert follows(compiler, Constraint("json", json.dumps(loose)), '{"a":1,"b":"z"}') == [True]
+
+
+def test_what_looks_around():
+    for pattern, left_out in (
+        ("(?=a)", True), ("(?<!a)b", True), (r"\bx", True), (r"(a)\1", True), (r"\\b", False), (r"\\(?=", True),
+        ("(?:a)(?P<n>b)", False), (r"\(?=", False), (r"\d\W", False),
+    ):
+        assert loosened({"pattern": pattern})[1] == ({"pattern"} if left_out else set()), pattern
+        assert loosened({"patternProperties": {pattern: {}}})[1] == ({"patternProperties"} if left_out else set())
 
 
 @pytest.mark.parametrize(("constraint", "why"), [

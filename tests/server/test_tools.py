@@ -574,6 +574,23 @@ async def test_a_tool_whose_schema_cannot_be_followed_is_named(serve, tokenizer_
         assert answer.status_code == 200, answer.text  # nothing has to follow it
 
 
+async def test_a_tool_that_is_not_strict_is_called_though_its_schema_cannot_be_followed(serve, tokenizer_of, caplog):
+    """One such tool is no reason to refuse the others; OpenAI does not follow such schemas."""
+    schema = {"type": "object", "properties": {
+        "tags": {"type": "array", "uniqueItems": True}, "name": {"type": "string", "pattern": "^(?!x)y"}}}  # fmt: skip
+    odd = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    async with serve(FakeEngine(max_model_len=8000), tokenizer=tokenizer_of(template("qwen3"))) as served:
+        for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+            fields = {"tools": [WEATHER, odd], "tool_choice": choice, "max_tokens": 5}
+            answer = await served.post("/v1/chat/completions", ASK | fields)
+            assert answer.status_code == 200, answer.text
+            fields["tools"] = [WEATHER, {"type": "function", "function": odd["function"] | {"strict": True}}]
+            answer = await served.post("/v1/chat/completions", ASK | fields)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_grammar")
+    told = [record.getMessage() for record in caplog.records if "tools.parameters." in record.getMessage()]
+    assert [line.split("'")[1] for line in sorted(told)] == ["tools.parameters.pattern", "tools.parameters.uniqueItems"]
+
+
 # --- anything at all
 
 TEXTS = (

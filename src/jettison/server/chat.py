@@ -202,7 +202,10 @@ class ChatEndpoint(GenerationEndpoint):
         """The plan with the form of the answers, and with what they have to look like so that it can be read."""
         forms, tokenizer = self.state.forms, self.state.tokenizer
         speech = forms.speech(prompt.text or "", opened)
-        constraint = constraint_of(calling, speech, plan.constraint, lambda text: tokenizer.encode(text, False))
+        constraint = constraint_of(
+            calling, speech, plan.constraint, lambda text: tokenizer.encode(text, False),
+            lambda keyword: self.state.warnings.note_ignored(
+                f"tools.parameters.{keyword}", "grammars cannot follow it, and the tool is not strict"))
         form = forms.form(
             calling, speech, is_constrained=constraint is not None, tells_thoughts=tells_thoughts,
             is_streamed=plan.stream,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from jettison.server.json_schemas import loosened
 from jettison.server.parsers.registry import HARMONY, CallKind, ThinkingKind
 from jettison.server.structured import Constraint
 from jettison.server.tools import ToolPlan
@@ -48,10 +49,11 @@ def reads_its_own(kind: CallKind | None) -> bool:
 
 
 def constraint_of(
-    plan: ToolPlan, speech: Speech, said: Constraint | None, encode: Callable[[str], Sequence[int]]
+    plan: ToolPlan, speech: Speech, said: Constraint | None, encode: Callable[[str], Sequence[int]],
+    note: Callable[[str], None],
 ) -> Constraint | None:
     """What the answer has to look like; None: anything. ``said``: what the client asks for besides; a forced call beats
-    it. ``encode``: the token ids of a mark."""
+    it. ``encode``: the token ids of a mark. ``note``: told the keywords of the tools' schemas that are left out."""
     is_forced = plan.mode in ("required", "named")
     if said is None and not is_forced:
         return None
@@ -59,6 +61,7 @@ def constraint_of(
     ends = tuple(encode(speech.thinking.end)) if speech.thinking is not None and speech.thinks == "already" else None
     if said is not None and not is_forced and (wanted is None or _is_plain(plan, speech)):
         return replace(said, begins_after=ends)  # a grammar of the client's is not put into another
+    plan = replace(plan, tools=tuple(_followable(tool, note) for tool in plan.tools))
     body = _in_channels(plan, wanted) if speech.is_harmony else _body(plan, speech.calls, wanted)
     if speech.thinking is not None and not speech.is_harmony:
         if ends is not None:
@@ -129,6 +132,17 @@ def _in_channels(plan: ToolPlan, wanted: Format | None) -> Format:
     if wanted is not None:
         last.append(_sequence(_const("<|channel|>final<|message|>"), wanted))
     return _sequence({"type": "tags_with_separator", "tags": before, "separator": ""}, _either(*last))
+
+
+def _followable(tool: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+    """The tool with a schema that can be followed. One without ``strict`` is a description, as OpenAI reads it."""
+    function = tool["function"]
+    if function.get("strict") is True:
+        return tool
+    schema, left_out = loosened(function["parameters"])
+    for keyword in left_out:
+        note(keyword)
+    return tool | {"function": function | {"parameters": schema}}
 
 
 def _arguments(tool: dict[str, Any]) -> Format:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, grammar_from, regex_to_lark
 
+from jettison.server.json_schemas import made_followable
+
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
@@ -70,6 +72,7 @@ def _schema(text: str) -> str:
     if not isinstance(schema, dict | bool):
         raise ConstraintError("a schema is an object, true or false")
     whole = {} if schema is True else {"not": {}} if schema is False else schema
+    made_followable(whole)
     if _OPTIONS in whole:
         whole = whole | {_OPTIONS: _own_options(whole)}
     return json.dumps(whole)
@@ -178,6 +181,7 @@ class _Tags:
         if not isinstance(schema, dict | bool):
             raise ConstraintError("json_schema must be an object")
         whole = {} if schema is True else {"not": {}} if schema is False else schema
+        made_followable(whole)
         own = _own_options(whole) if _OPTIONS in whole else {}
         return "%json " + json.dumps({**whole, _OPTIONS: {**own, **_options(self._white_space)}})
 

@@ -7,6 +7,7 @@ server, and what travels to the engine is ``types.Grammar``. Pure.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -17,6 +18,7 @@ from jettison.config.values import shown
 from jettison.server import field_table
 from jettison.server.errors import bad_request
 from jettison.server.field_table import Table
+from jettison.server.json_schemas import subschemas
 
 Kind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
 
@@ -201,26 +203,13 @@ def decode_json(text: str, param: str) -> Any:
         raise bad_request(f"{param} is no JSON: {error}.", param) from None
 
 
-_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_WITH_SCHEMAS = (
-    "items", "prefixItems", "additionalItems", "contains", "anyOf", "oneOf", "allOf", "not", "if", "then", "else",
-)  # fmt: skip
-"""Keywords of JSON Schema: schemas by name, and a schema or a list of them."""
-
-
 def _closed(schema: Any) -> Any:
     """The schema with ``additionalProperties: false`` wherever it names properties. Values that are no schemas, such as
     constants and defaults, stay as they are."""
-    if not isinstance(schema, dict):
-        return schema
-    made = dict(schema)
-    for key, value in schema.items():
-        if key in _OF_SCHEMAS and isinstance(value, dict):
-            made[key] = {name: _closed(each) for name, each in value.items()}
-        elif key in _WITH_SCHEMAS:
-            made[key] = [_closed(each) for each in value] if isinstance(value, list) else _closed(value)
-    if isinstance(made.get("properties"), dict) or made.get("type") == "object":
-        made["additionalProperties"] = False
+    made = json.loads(json.dumps(schema))
+    for one in subschemas(made):
+        if isinstance(one.get("properties"), dict) or one.get("type") == "object":
+            one["additionalProperties"] = False
     return made
 
 
