@@ -115,6 +115,21 @@ async def test_samples_have_neighbouring_seeds_and_merge_by_index(serve):
     assert len(set(ids)) == 8
 
 
+async def test_prompts_of_a_request_without_a_seed_are_not_drawn_alike(serve):
+    """Harnesses ask for k answers with k times the same prompt."""
+    series = []
+    for _ in range(2):
+        engine = FakeEngine()
+        async with serve(engine) as served:
+            for fields in ({"prompt": ["p"] * 4}, {"prompt": [[112]] * 4, "echo": True, "seed": -1}):
+                await served.post("/v1/completions", fields | {"model": "fake", "n": 2, "max_tokens": 1})
+        seeds = [request.params.seed for request in engine.accepted]
+        assert len(set(seeds)) == 16
+        assert all(second == first + 1 for first, second in zip(seeds[::2], seeds[1::2], strict=True))
+        series.append(seeds)
+    assert series[0] == series[1], "they follow from the server's seed"
+
+
 async def test_requests_without_a_seed_differ_and_the_series_repeats(serve):
     seeds = []
     for _ in range(2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from jettison.live.engine.api import TokenEvent
@@ -13,7 +14,7 @@ from jettison.server.generation import Generation, Job
 from jettison.server.json_out import encode
 from jettison.server.logprobs import TokenNames, completion_logprobs, prompt_logprobs
 from jettison.server.prompts import Prompt, completion_prompts, with_texts
-from jettison.server.sampling import GenerationPlan, plan_completion
+from jettison.server.sampling import NO_SEED, GenerationPlan, plan_completion, seed_source
 from jettison.server.state import ServerState
 from jettison.types import TokenLogprobs
 
@@ -161,4 +162,7 @@ class CompletionEndpoint(GenerationEndpoint):
             prompts = await with_texts(
                 prompts, state.tokenizer, skip_special_tokens=plan.text.skip_special_tokens,
                 thread_chars=self.thread_chars)
+        if fields.seed in (None, NO_SEED):  # else the same prompt, sent several times, would get the same answer
+            draw = seed_source(plan.params.seed)
+            prompts = [replace(prompt, first_sample=draw() if at else 0) for at, prompt in enumerate(prompts)]
         return plan, prompts, CompletionAnswer(state, plan, model)

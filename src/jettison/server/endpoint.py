@@ -286,7 +286,7 @@ class GenerationEndpoint(ABC):
                 request = Request(
                     request_id=f"{base_id}-{len(jobs)}",
                     prompt_token_ids=prompt.token_ids,
-                    params=plan.params_for(sample, max_tokens),
+                    params=plan.params_for(prompt.first_sample + sample, max_tokens),
                     arrival_ns=arrival_ns,
                     priority=plan.priority,
                     cache_salt=cache_salt,

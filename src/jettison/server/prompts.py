@@ -30,6 +30,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     text: str | None
     """None for token ids, unless ``with_texts`` has decoded them."""
+    first_sample: int = 0
+    """The number of its first sample."""
 
 
 async def completion_prompts(

@@ -108,7 +108,7 @@ class GenerationPlan:
     length."""
 
     def params_for(self, sample: int, max_tokens: int) -> SamplingParams:
-        """Parameters of sample ``sample`` of a prompt. A prompt gives the same samples alone and in a batch."""
+        """Parameters of sample ``sample``. With a seed, a prompt gives the same samples alone and in a batch."""
         return replace(self.params, seed=(self.params.seed + sample) % SEED_MODULUS, max_tokens=max_tokens)
 
 
