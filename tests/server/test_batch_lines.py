@@ -9,6 +9,7 @@ from batches_util import jsonl, line
 
 from jettison.server.batches.check import Job, check_file, endpoint_for
 from jettison.server.batches.lines import custom_id_in, read_lines
+from jettison.server.completions import CompletionEndpoint
 
 MAX_LINE_BYTES = 2000
 
@@ -29,6 +30,23 @@ async def check(tmp_path, tokenizer_dir, content: bytes, endpoint="/v1/completio
         results += verdict.results
     assert verdict.is_last
     return verdict, bad, results
+
+
+async def test_what_a_line_breaks_is_told_of_that_line_alone(tmp_path, tokenizer_dir, monkeypatch):
+    prepare = CompletionEndpoint.prepare
+
+    async def broken(self, document):
+        if document["prompt"] == "deep":
+            raise RecursionError
+        if document["prompt"] == "odd":
+            raise ZeroDivisionError
+        return await prepare(self, document)
+
+    monkeypatch.setattr(CompletionEndpoint, "prepare", broken)
+    content = jsonl(line("a"), line("b", prompt="deep"), line("c", prompt="odd"), line("d"))
+    verdict, bad, results = await check(tmp_path, tokenizer_dir, content)
+    assert (verdict.num_runnable, [error.line for error in bad]) == (2, [2, 3])
+    assert [error.code for error in bad] == ["invalid_json", "internal_error"] and len(results) == 2
 
 
 LONG_ID = "x" * 513

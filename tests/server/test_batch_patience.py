@@ -15,6 +15,7 @@ from test_batches_sdk import begin, text_of, until
 from jettison.server.batches import patience
 from jettison.server.compile_process import Compiled
 from jettison.server.compiling import GrammarCompiler
+from jettison.server.completions import CompletionEndpoint
 from jettison.server.errors import ApiError
 
 BUSY = ApiError(503, "Too many constraints wait to be compiled.", code="not_ready")
@@ -87,3 +88,18 @@ async def test_lines_wait_for_the_compiler_as_their_tenants(serve, batch_setting
             assert [batch.status for batch in ended] == ["completed", "completed"] and order == ["of one", "of two"]
         finally:
             go.set()
+
+
+async def test_a_line_that_breaks_while_it_is_prepared_to_run_ends_alone(serve, batch_settings, monkeypatch):
+    """The check, in a process of its own, has taken it."""
+    prepare = CompletionEndpoint.prepare
+
+    async def broken(self, document):
+        if document["prompt"] == "deep":
+            raise RecursionError
+        return await prepare(self, document)
+
+    monkeypatch.setattr(CompletionEndpoint, "prepare", broken)
+    async with serve(FakeEngine(), batches=batch_settings()) as served, served.openai() as client:
+        batch = await until(client, await begin(client, jsonl(line("a", prompt="deep"), line("b"))))
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 1, 1)

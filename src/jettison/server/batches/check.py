@@ -23,7 +23,7 @@ from jettison.server.chat import ChatEndpoint
 from jettison.server.chat_renderer import TemplateSettings
 from jettison.server.completions import CompletionEndpoint
 from jettison.server.endpoint import GenerationEndpoint
-from jettison.server.errors import ApiError
+from jettison.server.errors import as_api_error
 from jettison.server.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from jettison.server.settings import ServerSettings
 from jettison.server.state import ServerState
@@ -143,9 +143,10 @@ async def _check_line(
         if error.custom_id is not None:
             seen.first_line(error.custom_id, number)
         told = error.at(number)
-    except ApiError as error:
-        told = BatchError(code=error.code or "invalid_value", message=error.message, line=number, param=error.param)
-        answered = error
+    except Exception as error:  # noqa: BLE001  # of one line; as_api_error logs what is not expected
+        answered = as_api_error(error)
+        told = BatchError(
+            code=answered.code or "invalid_value", message=answered.message, line=number, param=answered.param)
     else:
         verdict.num_runnable += 1
         verdict.num_prompt_tokens += num_prompt_tokens

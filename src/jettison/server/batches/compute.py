@@ -63,8 +63,8 @@ class Computer:
         try:
             plan, prompts, answer = await prepared_patiently(endpoint, line.body)
             return Prepared(replace(plan, wants_offline=True), prompts, answer)
-        except ApiError as error:
-            return _failed(number, line.custom_id, error)
+        except Exception as error:  # noqa: BLE001  # as in ``compute``
+            return _failed(number, line.custom_id, as_api_error(error))
 
     async def compute(
         self, endpoint: GenerationEndpoint, number: int, line: Line, prepared: Prepared, tenant: str, expires_at: int
