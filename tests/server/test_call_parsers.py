@@ -196,6 +196,24 @@ def test_values_between_marks_follow_the_schema():
     whole_and_cut("glm45", f"<tool_call>f<arg_key>x</arg_key><arg_value>{deep}</arg_value></tool_call>", tools)
 
 
+def test_types_of_values_are_looked_for_behind_references():
+    schema = {
+        "$ref": "#/$defs/Args", "$defs": {
+            "Args": {"type": "object", "properties": {
+                "code": {"$ref": "#/$defs/Code"}, "old": {"allOf": [{"$ref": "#/$defs/Code"}], "default": "1"},
+                "maybe": {"anyOf": [{"$ref": "#/$defs/Code"}, {"type": "null"}]}, "ring": {"$ref": "#/$defs/Ring"},
+                "tag": {"const": "1"}, "loop": {"$ref": "#/$defs/Loop"}, "far": {"$ref": "http://x/y"},
+                "number": {"$ref": "#/$defs/a~1b"}}},
+            "Code": {"enum": ["1", "true", "null"], "type": "string"}, "a/b": {"type": "integer"},
+            "Ring": {"anyOf": [{"$ref": "#/$defs/Ring"}, {"type": "string"}]}, "Loop": {"$ref": "#/$defs/Loop"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    values = dict.fromkeys(("code", "ring", "tag", "loop", "far", "number"), "1") | {"old": "true", "maybe": "null"}
+    text = "<function=f>" + "".join(
+        f"<parameter={key}>{value}</parameter>" for key, value in values.items()) + "</function>"
+    _, [(_, written)], _ = whole_and_cut("qwen3_coder", text, tools)
+    assert json.loads(written) == values | {"loop": 1, "far": 1, "number": 1, "maybe": None}
+
+
 @pytest.mark.parametrize("text", [
     "<parameter=text>\none\n<parameter=other>\n two \n</parameter>\n</function>\n</tool_call>",
     "<parameter=text>\none\n</parameter>\n<parameter=other>\n two \n</function>\n</tool_call>",

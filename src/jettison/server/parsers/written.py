@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jettison.server.json_schemas import resolved
 from jettison.server.parsers.machine import BrokenError, Reading
 from jettison.server.parsers.parts import Tool
 from jettison.server.parsers.tagged import MarkedMachine
@@ -22,14 +23,15 @@ class _WrittenMachine(MarkedMachine):
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__(tools)
-        self._properties = {tool["function"]["name"]: properties_of(tool) for tool in tools}
+        self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
         self._values: dict[str, Any] = {}
 
     def _set(self, key: str, text: str) -> None:
         """Raises BrokenError where the call has the key already."""
         if key in self._values:
             raise BrokenError
-        self._values[key] = value_of(text, self._properties.get(self._name or "", {}).get(key))
+        schema = self._schemas.get(self._name or "")
+        self._values[key] = value_of(text, properties_of(schema).get(key), schema)
 
     def _tell_written(self) -> None:
         try:
@@ -102,16 +104,17 @@ class QwenCoderParser(_WrittenMachine):
         yield from self._close(*self.OUTER_ENDS)
 
 
-def properties_of(tool: Tool) -> Mapping[str, Any]:
+def properties_of(schema: object) -> Mapping[str, Any]:
     """The schemas of a tool's arguments, as far as it has any."""
-    schema = tool["function"].get("parameters")
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    told = resolved(schema, schema)
+    properties = told.get("properties") if isinstance(told, Mapping) else None
     return properties if isinstance(properties, Mapping) else {}
 
 
-def value_of(text: str, schema: object) -> Any:
-    """The value that a text stands for. Where the schema does not say, JSON is taken as such, all else as a string."""
-    kinds = _kinds(schema)
+def value_of(text: str, schema: object, root: object = None) -> Any:
+    """The value that a text stands for. Where the schema does not say, JSON is taken as such, all else as a string.
+    ``root``: the schema whose parts it may refer to."""
+    kinds = _kinds(schema, root)
     stripped = text.strip()
     if "null" in kinds and stripped in ("null", "None"):
         return None
@@ -146,16 +149,23 @@ def _refused(constant: str) -> None:
     raise ValueError(constant)
 
 
-def _kinds(schema: object) -> set[str]:
+def _kinds(schema: object, root: object) -> set[str]:
     """Names of the types that a schema allows; of an ``enum`` of strings, that."""
-    if not isinstance(schema, Mapping):
-        return set()
-    kind, choices = schema.get("type"), schema.get("enum")
-    found = {kind} if isinstance(kind, str) else {one for one in kind if isinstance(one, str)} if isinstance(
-        kind, list) else set()
-    if not found and isinstance(choices, list) and choices and all(isinstance(one, str) for one in choices):
-        found = {"string"}
-    for name in ("anyOf", "oneOf"):
-        for one in schema.get(name) or () if isinstance(schema.get(name), list) else ():
-            found |= _kinds(one)
+    found, left, seen = set[str](), [schema], set[int]()
+    while left:
+        one = left.pop()
+        if not isinstance(one, Mapping) or id(one) in seen:
+            continue
+        seen.add(id(one))  # references may go in a circle
+        kind, choices = one.get("type"), [one["const"]] if "const" in one else one.get("enum")
+        if isinstance(kind, str):
+            found.add(kind)
+        elif isinstance(kind, list):
+            found.update(name for name in kind if isinstance(name, str))
+        elif isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
+            found.add("string")
+        if "$ref" in one:
+            left.append(resolved(one, root))
+        for name in ("anyOf", "oneOf", "allOf"):
+            left += one[name] if isinstance(one.get(name), list) else ()
     return found
