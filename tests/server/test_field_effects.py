@@ -192,6 +192,13 @@ async def test_logprobs_of_named_tokens_and_their_names(serve):
         assert served.state.engine.accepted[-1].params.logprobs == 300
 
 
+async def test_a_token_is_biased_once_however_it_is_written(serve):
+    async with serve(FakeEngine(script)) as served:
+        bias = {"logit_bias": {"5": 1, "7": 3, "05": 2}}
+        assert (await served.post(COMPLETIONS, BASE[COMPLETIONS] | bias)).status_code == 200
+        assert served.state.engine.accepted[-1].params.logit_bias == ((5, 2.0), (7, 3.0))
+
+
 async def test_as_many_stops_as_editors_and_harnesses_send(serve):
     """Continue sends twelve to Qwen's coders, lm-eval's HumanEval six."""
     async with serve(FakeEngine(script)) as served:

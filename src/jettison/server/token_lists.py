@@ -50,19 +50,19 @@ def check_some_token_is_left(params: SamplingParams, eos_token_ids: tuple[int, .
 
 
 def logit_bias(bias: dict[str, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
-    """Raises ApiError 400."""
+    """Each token once: the last of several spellings counts. Raises ApiError 400."""
     if not bias:
         return ()
     if len(bias) > MAX_LOGIT_BIAS:
         raise bad_request(f"logit_bias may have at most {MAX_LOGIT_BIAS} entries.", "logit_bias")
-    pairs = []
+    values = {}
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocab_size):
             raise bad_request(f"logit_bias: {key[:40]!r} is no token id below {vocab_size}.", "logit_bias")
         if not -100.0 <= value <= 100.0:
             raise bad_request("logit_bias values must be from -100 to 100.", "logit_bias")
-        pairs.append((int(key), value))
-    return tuple(pairs)
+        values[int(key)] = value
+    return tuple(values.items())
 
 
 def _few_ids(name: str, ids: list[int], most: int, vocab_size: int) -> tuple[int, ...]:
