@@ -62,6 +62,9 @@ async def prompts(served, fields):
     ({"add_generation_prompt": False}, "<user>q"),
     ({"chat_template_kwargs": {"enable_thinking": False}}, "<user>q<assistant><think></think>"),
     ({"chat_template_kwargs": {"enable_thinking": None, "add_generation_prompt": True}}, "<user>q<assistant>"),
+    ({"chat_template_kwargs": {"add_generation_prompt": False}}, "<user>q"),
+    ({"messages": PREFILLED["messages"], "chat_template_kwargs": {"continue_final_message": True}},
+     "<user>q<assistant>Sure: "),
     (PREFILLED | {"add_generation_prompt": False}, "<user>q<assistant>Sure: "),
     (PREFILLED, "<user>q<assistant>Sure: "),
     ({"reasoning_effort": "low"}, "<user>q<assistant>low"),
@@ -78,6 +81,8 @@ async def prompts(served, fields):
                    says("function", "dry", name="f"), USER]},
      '<user>q<assistant>[{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]'
      "<tool>drycall00001<user>q<assistant>"),
+    ({"messages": [USER, says("function", "dry", name="f"), says("function", "wet", name="f"), USER]},
+     "<user>q<tool>drycall00001<tool>wetcall00002<user>q<assistant>"),
     ({"messages": [says("system", [{"type": "text", "text": "a"}, "b"]), USER]}, "<system>a\nb<user>q<assistant>"),
 ])  # fmt: skip
 async def test_fields_reach_the_template(fields, wanted, serving):
@@ -109,7 +114,11 @@ async def test_reasoning_may_be_an_effort_and_else_is_passed_over(reasoning, eff
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     ({"chat_template_kwargs": {"tools": [TOOL]}}, "chat_template_kwargs.tools"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
-    ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs.add_generation_prompt"),
+    ({"chat_template_kwargs": {"add_generation_prompt": False}, "add_generation_prompt": True},
+     "chat_template_kwargs.add_generation_prompt"),
+    ({"chat_template_kwargs": {"add_generation_prompt": "no"}}, "chat_template_kwargs.add_generation_prompt"),
+    (PREFILLED | {"chat_template_kwargs": {"continue_final_message": False}},
+     "chat_template_kwargs.continue_final_message"),
     ({"reasoning_effort": "enormous"}, "reasoning_effort"),
     ({"documents": ["a"]}, "documents[0]"),
     ({"messages": [USER, says("assistant", None, tool_calls={})]}, "messages[1].tool_calls"),

@@ -12,29 +12,30 @@ _NOT_VARIABLES = ("messages", "conversation", "chat_template", "tokenize", "tool
 """Names that ``chat_template_kwargs`` must not have, because requests have fields for them, or may not set them at
 all."""
 
+_SWITCHES = ("add_generation_prompt", "continue_final_message")
+"""Fields of requests that ``chat_template_kwargs`` may set where the request does not."""
+
 
 def chat_options(
     fields: ChatFields | TokenizeFields, tools: list[dict[str, Any]] | None, chat: ChatRenderer, warnings: FieldWarnings
 ) -> ChatRequest:
     """A chat request without its messages. ``tools``: the tools that the request lists. Raises ApiError 400 that names
     the field."""
-    continues = bool(fields.continue_final_message)
-    if continues and fields.add_generation_prompt:
+    continues, adds_prompt = bool(_switch(fields, "continue_final_message")), _switch(fields, "add_generation_prompt")
+    if continues and adds_prompt:
         raise bad_request(
             "continue_final_message and add_generation_prompt cannot both be true.", "continue_final_message")
     if fields.chat_template is not None and not chat.settings.trusts_requests:
         raise bad_request(
             "chat_template: this server takes templates of requests only with --trust-request-chat-template.",
             "chat_template", "unsupported_parameter")  # fmt: skip
-    adds_prompt = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
     return ChatRequest(
         messages=(),
-        add_generation_prompt=adds_prompt,
+        add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
         continue_final_message=continues,
         tools=tools or None,
         documents=fields.documents,
-        variables=_variables(fields, {"add_generation_prompt": adds_prompt, "continue_final_message": continues},
-                             chat, warnings),
+        variables=_variables(fields, chat, warnings),
         chat_template=fields.chat_template,
     )  # fmt: skip
 
@@ -65,8 +66,21 @@ def say_reasoning(fields: ChatFields) -> None:
         fields.include_reasoning = False
 
 
+def _switch(fields: ChatFields | TokenizeFields, name: str) -> bool | None:
+    """One of ``_SWITCHES``, as the request or its ``chat_template_kwargs`` say; None: neither does. Raises ApiError 400
+    where they say different things."""
+    sent: bool | None = getattr(fields, name)
+    told = (fields.chat_template_kwargs or {}).get(name)
+    where = f"chat_template_kwargs.{name}"
+    if not isinstance(told, bool | None):
+        raise bad_request(f"{where} must be true or false.", where, "invalid_type")
+    if None not in (sent, told) and sent != told:
+        raise bad_request(f"{where} says otherwise than {name}, a field of the request itself.", where)
+    return told if sent is None else sent
+
+
 def _variables(
-    fields: ChatFields | TokenizeFields, own: dict[str, bool], chat: ChatRenderer, warnings: FieldWarnings
+    fields: ChatFields | TokenizeFields, chat: ChatRenderer, warnings: FieldWarnings
 ) -> dict[str, Any]:
     """``chat_template_kwargs``, and the variables that follow from other fields: an effort asks for thinking, or for
     none."""
@@ -75,11 +89,7 @@ def _variables(
         if told.get(name) is not None:
             where = f"chat_template_kwargs.{name}"
             raise bad_request(f"{where} is not a variable of chat templates.", where, "unsupported_parameter")
-    for name, value in own.items():
-        if told.get(name) is not None and told[name] != value:
-            where = f"chat_template_kwargs.{name}"
-            raise bad_request(f"{where} says otherwise than {name}, a field of the request itself.", where)
-    variables = {name: value for name, value in told.items() if value is not None and name not in own}
+    variables = {name: value for name, value in told.items() if value is not None and name not in _SWITCHES}
     for name in variables:
         if fields.chat_template is None and not chat.knows_variable(name):
             warnings.note(f"chat_template_kwargs.{name}")

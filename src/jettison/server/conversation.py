@@ -58,9 +58,9 @@ def _in_todays_form(messages: Sequence[Message]) -> list[Message]:
             call_id = f"call{at:05d}"  # nine characters, as some templates require
             calls = [{"id": call_id, "type": "function", "function": call}]
             message = message | {"function_call": None, "tool_calls": calls}
-        elif message.get("role") == "function" and call_id is not None:
-            message = message | {"role": "tool", "tool_call_id": message.get("tool_call_id") or call_id}
-            call_id = None
+        elif message.get("role") == "function":  # its call may have been cut from the history
+            told = message.get("tool_call_id") or call_id or f"call{at:05d}"
+            message, call_id = message | {"role": "tool", "tool_call_id": told}, None
         made.append(message)
     return made
 
