@@ -47,6 +47,7 @@ async def test_the_whole_life(serve, batch_settings):
         assert (file.object, file.purpose, file.bytes, file.filename) == ("file", "batch", len(content), "in.jsonl")
         assert (await client.files.retrieve(file.id)) == file
         assert [f.id async for f in client.files.list()] == [file.id]
+        assert [f.id async for f in client.files.list(after="")] == [file.id], "an empty cursor is none"
         assert await text_of(client, file.id) == content
 
         batch = await client.batches.create(
@@ -76,6 +77,7 @@ async def test_the_whole_life(serve, batch_settings):
         assert bad[0]["response"]["body"]["error"]["param"] == "temperature"
 
         assert [b.id async for b in client.batches.list()] == [batch.id]
+        assert [b.id async for b in client.batches.list(after="")] == [batch.id]
         assert (await client.files.delete(file.id)).deleted
         with pytest.raises(openai.NotFoundError):
             await client.files.retrieve(file.id)

@@ -235,6 +235,7 @@ async def test_errors_are_the_sdk_s_exceptions(serve):
         assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
         assert "The model `gpt-9` does not exist" in caught.value.message
         assert "this server serves 'fake'" in caught.value.message
+        assert (await client.completions.create(**ask | {"model": ""})).model == "fake", "an empty name is none"
         with pytest.raises(openai.BadRequestError) as caught:
             await client.completions.create(**ask | {"temperature": 3})
         assert caught.value.param == "temperature"

@@ -135,9 +135,9 @@ class ServerState:
         return NOT_READY_RETRY_MS if left_s is None else retry_after_ms(left_s)
 
     def check_model(self, model: str | None) -> str:
-        """The model's name for the answer: the first, whichever was asked for, as in vLLM. Raises ApiError 404 for a
-        model that is not served."""
-        if model is not None and model not in self.settings.model_names:
+        """The model's name for the answer: the first, whichever was asked for, as in vLLM; an empty name asks for none.
+        Raises ApiError 404 for a model that is not served."""
+        if model and model not in self.settings.model_names:
             served = ", ".join(map(repr, self.settings.model_names))
             # Clients test for "does not exist", the words of OpenAI's and vLLM's APIs, and for the code.
             message = f"The model `{model[:200]}` does not exist here: this server serves {served}."

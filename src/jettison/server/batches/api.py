@@ -148,7 +148,7 @@ class BatchRoutes:
         order = request.query_params.get("order", "desc")
         if order not in ("asc", "desc"):
             raise bad_request("order must be asc or desc.", "order")
-        after, purpose = request.query_params.get("after"), request.query_params.get("purpose")
+        after, purpose = request.query_params.get("after") or None, request.query_params.get("purpose")
         files: list[StoredFile] | None = []
         if self._service.is_open:
             files = await self._call(
@@ -227,7 +227,7 @@ class BatchRoutes:
 
     async def list_batches(self, request: Request) -> Response:
         """A page of them, newest first."""
-        limit, after = _limit(request, 20, MAX_PAGE), request.query_params.get("after")
+        limit, after = _limit(request, 20, MAX_PAGE), request.query_params.get("after") or None
         batches: list[Batch] | None = []
         if self._service.is_open:
             batches = await self._call(self._service.store.batches, self._owner(request), limit + 1, after)
