@@ -214,12 +214,8 @@ async def test_an_answer_cut_in_a_call_ends_by_its_length(serve, tokenizer_of):
     long = ("get_weather", {"city": "x" * 600})
     for made, max_tokens in (([OSLO], 30), ([long], 400)):
         async with serve(says(hermes(made)), tokenizer=tokenizer_of(template("qwen3"))) as served:
-            body = ASK | {"tools": TOOLS, "max_tokens": max_tokens}
-            (whole,) = (await served.post("/v1/chat/completions", body)).json()["choices"]
-            streamed = await served.post("/v1/chat/completions", body | {"stream": True})
-            message, end = added_up([json.loads(event) for event in sse_events(streamed.text)[:-1]])
-            assert whole["finish_reason"] == end == "length"
-            assert whole["message"]["content"] == hermes(made)[:max_tokens]
+            message, end, _, _ = await both_ways(served, tools=TOOLS, max_tokens=max_tokens)
+            assert end == "length"
             if max_tokens == 30:
                 assert message["content"] == hermes(made)[:30]
             else:
@@ -276,18 +272,25 @@ async def test_without_a_parser_calls_stay_content(serve, tokenizer_of):
 
 async def test_a_call_that_breaks_off_is_no_reason_to_call(serve, tokenizer_of):
     long = hermes([("get_weather", {"city": "x" * 300 + "END" + "x" * 300})])
-    for before, text, fields in (("", long, {"stop": ["END"]}), ("", long[:400], {}), (hermes([OSLO]), long[:400], {})):
-        async with serve(says(before + text), tokenizer=tokenizer_of(template("qwen3"))) as served:
-            body = ASK | {"tools": TOOLS} | fields
-            streamed = await served.post("/v1/chat/completions", body | {"stream": True})
-            message, end = added_up([json.loads(event) for event in sse_events(streamed.text)[:-1]])
+    for text, fields in ((long, {"stop": ["END"]}), (long[:400], {}), (hermes([OSLO]) + long[:400], {})):
+        async with serve(says(text), tokenizer=tokenizer_of(template("qwen3"))) as served:
+            message, end, _, _ = await both_ways(served, tools=TOOLS, **fields)
             assert end == "stop" and message["tool_calls"][-1]["function"]["arguments"].startswith('{"city": "xxx')
-            (whole,) = (await served.post("/v1/chat/completions", body)).json()["choices"]
-            assert whole["message"]["content"] == (text.partition("END")[0] if fields else text)
-            assert len(whole["message"].get("tool_calls", ())) == bool(before)
-            assert whole["finish_reason"] == ("tool_calls" if before else "stop")
     async with serve(says(long), tokenizer=tokenizer_of(template("qwen3"))) as served:
         assert (await both_ways(served, tools=TOOLS))[1] == "tool_calls"
+
+
+async def test_a_long_call_that_breaks_is_content_in_an_answer_in_one_piece(serve, tokenizer_of):
+    text = hermes([("get_weather", {"city": "x" * 300})]).replace('"}', '" oops}')
+    for before in ("", hermes([OSLO])):
+        async with serve(says(before + text), tokenizer=tokenizer_of(template("qwen3"))) as served:
+            (whole,) = (await served.post("/v1/chat/completions", ASK | {"tools": TOOLS})).json()["choices"]
+            assert whole["message"]["content"] == text
+            assert len(whole["message"].get("tool_calls", ())) == bool(before)
+            assert whole["finish_reason"] == ("tool_calls" if before else "stop")
+            streamed = await served.post("/v1/chat/completions", ASK | {"tools": TOOLS, "stream": True})
+            message, end = added_up([json.loads(event) for event in sse_events(streamed.text)[:-1]])
+            assert end == "stop" and message["tool_calls"][-1]["function"]["arguments"].startswith('{"city": "xxx')
 
 
 def test_arguments_as_a_whole_answer_may_break_off():

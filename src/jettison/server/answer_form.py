@@ -131,7 +131,7 @@ class AnswerForms:
 
 
 def _not_flowing(make: Callable[[], Parser]) -> Callable[[], Parser]:
-    """The parser of an answer in one piece: a call that breaks off is content, however long it is."""
+    """The parser of an answer in one piece: a call that is no JSON is content, however long it is."""
     def made() -> Parser:
         parser = make()
         if isinstance(parser, Machine):
