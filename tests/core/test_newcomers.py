@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 from fakes import MS, FakeCluster
 from sleepers import is_asleep, sleep
 
+from jettison.core.ladder.packing.newcomers import Newcomers, fits_compute
+from jettison.core.ladder.prompts import PromptWork, prompt_rate_of
+from jettison.core.load.views import Loads
 from jettison.core.params import AwakeParams
 from jettison.core.ports import Record
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import Group
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.packing.params import PackParams
 
@@ -101,6 +107,56 @@ def test_a_prompt_that_would_wait_for_longer_than_a_wake_wakes_a_sleeper_and_goe
     reasons = {r.fields.get("reason") for r in cluster.records if r.kind == "pack"}
     assert "an empty group serves it sooner" in reasons, "it does not wait for the queue to be dealt out"
     cluster.expect_outputs()
+
+
+def a_long_prompt_apart(num_decodes: int = 8, *, num_tokens: int = 6000) -> tuple[FakeCluster, Group, Group]:
+    """Two instances: decodes in the first, and a prompt that has gone to the second; a request named "new" has come,
+    and so much is known of steps."""
+    cluster = packed()
+    for i in range(num_decodes):
+        cluster.submit(f"r{i}", tokens(i, 20), 400, 2.0 * i, ignore_eos=True)
+    cluster.submit("long", tokens(98, 6000), 2, 250.0)
+    cluster.submit("new", tokens(99, num_tokens), 2, 250.1)
+    requests, groups = cluster.core.state.requests, cluster.core.groups
+    cluster.check_every_event = False
+    cluster.run(stop=lambda: "new" in requests)
+    decoding, computing = groups[requests["r0"].group_id], groups[requests["long"].group_id]
+    assert decoding is not computing
+    return cluster, decoding, computing
+
+
+def choice(cluster: FakeCluster, wanted: Group, other: Group, *, is_needed: bool) -> Group | None:
+    """Of two groups in use, of which packing wants the first for the request named "new"; it can do without the other
+    unless it ``is_needed``."""
+    newcomers, state = Newcomers(cluster.core.state, Loads(cluster.core.state)), cluster.core.state.requests["new"]
+    return newcomers.choose(wanted, state, lambda: [other], lambda: [], {other.group_id} if is_needed else set())
+
+
+def test_a_newcomer_does_not_wait_behind_a_prompt_where_another_instance_is_in_use_anyway() -> None:
+    cluster, decoding, computing = a_long_prompt_apart(1, num_tokens=20)
+    assert choice(cluster, computing, decoding, is_needed=True) is decoding
+    assert choice(cluster, decoding, computing, is_needed=True) is decoding
+    expect_all_well(cluster)
+
+
+def test_no_newcomer_leaves_an_instance_that_keeps_the_objective_for_one_that_breaks_it() -> None:
+    """Even where it costs less, as it would slow many decodes."""
+    cluster, decoding, computing = a_long_prompt_apart(24)
+    assert choice(cluster, decoding, computing, is_needed=True) is computing
+    params, new = cluster.core.state.params, cluster.core.state.requests["new"]
+    own_s = PromptWork(cluster.core.state).of(new) / (prompt_rate_of(cluster.core.state, decoding) or 0.0)
+    slo = SloParams(ttft_s=1.1 * own_s, tpot_s=10.0)
+    cluster.core.reconfigure(replace(params, offline=replace(params.offline, slo=slo)))
+    assert [fits_compute(cluster.core.state, group, new) for group in (decoding, computing)] == [True, False]
+    assert choice(cluster, decoding, computing, is_needed=True) is decoding
+    expect_all_well(cluster)
+
+
+def test_a_prompt_counts_for_what_it_attends_to() -> None:
+    cluster, _, computing = a_long_prompt_apart()
+    state, long = cluster.core.state, cluster.core.state.requests["long"]
+    assert PromptWork(state).ahead(computing) > 1.2 * (long.num_tokens - long.num_computed) > 0
+    expect_all_well(cluster)
 
 
 def test_a_short_wait_wakes_nobody() -> None:

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jettison.core.load.views import Loads
+from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.stepwork import StepWork, step_of
 from jettison.policy.dozing import num_for_prompts
 from jettison.policy.slo import AHEAD_SHARE, Pace, objectives, prompt_step_tokens, prompt_tokens_per_s
-
 
 def decoding_of(group: Group) -> tuple[int, int]:
     """(rows, KV tokens) of one step of a group, if all its running requests decoded; a merged group's requests are
@@ -39,6 +39,31 @@ def prompt_rate_of(cluster: ClusterState, group: Group) -> float | None:
     if group.limits.prefill_first:  # its steps keep to no objective
         return cluster.predictor.prefill_tokens_per_s(most, decodes, num_stages)
     return prompt_tokens_per_s(Pace(cluster.params.offline, cluster.predictor), most, decodes, num_stages)
+
+
+class PromptWork:
+    """What is left to compute of prompts, in tokens that have none before them: tokens attend to those before them, and
+    so a long prompt takes a multiple of what its number of tokens says."""
+
+    def __init__(self, cluster: ClusterState) -> None:
+        rate_of, most = cluster.predictor.prefill_tokens_per_s, cluster.limits.max_num_batched_tokens
+        plain, deep = rate_of(most), rate_of(most, num_context=most)
+        self._attention = max(0.0, plain / deep - 1.0) / most if plain and deep else 0.0
+        """What a token's attention to one before it adds to it, by a full step behind another."""
+
+    def of(self, state: RequestState) -> float:
+        """What is left of a request's prompt: attention is that of full steps, half of it before each."""
+        num = state.num_tokens - state.num_computed
+        return num * (1.0 + self._attention * (state.num_computed + num / 2.0))
+
+    def begun(self, group: Group) -> float:
+        """What is left of the online prompts that a group computes; those that decode have none."""
+        found = (s for s in group.queues.prefilling.values() if not s.is_offline and s.num_tokens - s.num_computed > 1)
+        return sum(map(self.of, found))
+
+    def ahead(self, group: Group) -> float:
+        """What is left of all online prompts of a group: a newcomer's turn comes after them."""
+        return self.begun(group) + sum(map(self.of, group.queues.waiting))
 
 
 def slowed_share(cluster: ClusterState, group: Group, rate: float) -> float:

@@ -81,7 +81,7 @@ def devices_needed(num_active: int, unplaced_blocks: int, capacity: int) -> int:
     return num_active + -(-unplaced_blocks // capacity)
 
 
-def breaks_ttft(ahead_tokens: int, prompt_tokens: int, tokens_per_s: float | None, ttft_s: float | None) -> bool:
+def breaks_ttft(ahead_tokens: float, prompt_tokens: float, tokens_per_s: float | None, ttft_s: float | None) -> bool:
     """Whether the prompts ahead of a newcomer and its own take more than ``AHEAD_SHARE`` of the objective or, with none
     ahead, its own takes more than all of it: beside decodes a long prompt may. False while rates or objectives are not
     known."""

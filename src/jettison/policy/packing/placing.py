@@ -26,8 +26,8 @@ from jettison.policy.forecast import FIRST_TOKEN
 class Host(NamedTuple):
     """A device as a newcomer finds it."""
 
-    ahead_tokens: int = 0
-    """Tokens of prompts that are computed before its own."""
+    ahead_tokens: float = 0.0
+    """What is computed of prompts before its own, in tokens that have none before them."""
     tokens_per_s: float = math.inf
     """Tokens of prompts that it computes a second beside its decodes; 0: they leave prompts no time."""
     num_decoding: int = 0
@@ -49,14 +49,6 @@ class Host(NamedTuple):
         return max(self.opens_s, queued_s if self.tokens_per_s else math.inf)
 
 
-class Prompt(NamedTuple):
-    """What a newcomer has to have computed."""
-
-    num_tokens: int
-    attention_s: float = 0.0
-    """Seconds, on any device, in which its tokens attend to those before them: the longer it is, the more."""
-
-
 class DevicePrice(NamedTuple):
     """What a device is worth that packing could do without."""
 
@@ -66,21 +58,22 @@ class DevicePrice(NamedTuple):
     """Seconds from a request's first token to its move."""
 
 
-def place_cost(host: Host, prompt: Prompt, price: DevicePrice) -> float:
-    """Request-seconds that it costs to compute a prompt there; infinite where it would never be computed."""
+def place_cost(host: Host, prompt_tokens: float, price: DevicePrice) -> float:
+    """Request-seconds that it costs to compute a prompt there, of so many tokens that have none before them; infinite
+    where it would never be computed."""
     if not host.tokens_per_s:
         return math.inf
-    ahead_s, filled_s = host.ahead_s, prompt.num_tokens / host.tokens_per_s
-    own_s, added_s = filled_s + prompt.attention_s, host.slowed * filled_s + prompt.attention_s
+    ahead_s, own_s = host.ahead_s, prompt_tokens / host.tokens_per_s
+    added_s = host.slowed * own_s
     behind_s = own_s * (host.num_behind + host.coming_per_s * (ahead_s + own_s / 2.0))
     cost = FIRST_TOKEN * (ahead_s + own_s + behind_s) + host.num_decoding * added_s
     device_s = host.opens_s + own_s + price.kept_s if host.is_extra else added_s
     return cost + max(1.0, price.num_requests) * device_s
 
 
-def goes_elsewhere(host: Host, other: Host, prompt: Prompt, price: DevicePrice) -> bool:
+def goes_elsewhere(host: Host, other: Host, prompt_tokens: float, price: DevicePrice) -> bool:
     """Whether a request that waits in one place is computed in the other: it opens before the request's turn has come,
     and costs less."""
     if other.opens_s and other.opens_s >= host.ahead_s:
         return False
-    return place_cost(other, prompt, price) < place_cost(host, prompt, price)
+    return place_cost(other, prompt_tokens, price) < place_cost(host, prompt_tokens, price)

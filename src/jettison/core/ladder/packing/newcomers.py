@@ -3,16 +3,16 @@ each place costs. ``policy.packing.placing`` weighs places; here are its views o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import NamedTuple
 
-from jettison.core.ladder.prompts import prompt_rate_of, slowed_share
+from jettison.core.ladder.prompts import PromptWork, prompt_rate_of, slowed_share
 from jettison.core.load.views import Loads
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.policy.packing.params import breaks_ttft
-from jettison.policy.packing.placing import DevicePrice, Host, Prompt, goes_elsewhere, place_cost
+from jettison.policy.packing.placing import DevicePrice, Host, goes_elsewhere, place_cost
 from jettison.policy.slo import objectives
 from jettison.types import GroupId
 
@@ -35,9 +35,8 @@ def has_room(cluster: ClusterState, group: Group, state: RequestState) -> bool:
 def fits_compute(cluster: ClusterState, group: Group, state: RequestState) -> bool:
     """Whether the group's steps have the time for a newcomer: beside the requests that decode there, the prompts ahead
     and its own leave it its objective for the first token. True where too little is known."""
-    ahead = group.queues.queued_tokens() + group.queues.unfinished_tokens()
-    ttft_s = objectives(cluster.params.offline.slo, cluster.predictor).ttft_s
-    return not breaks_ttft(ahead, state.num_tokens, prompt_rate_of(cluster, group), ttft_s)
+    work, ttft_s = PromptWork(cluster), objectives(cluster.params.offline.slo, cluster.predictor).ttft_s
+    return not breaks_ttft(work.ahead(group), work.of(state), prompt_rate_of(cluster, group), ttft_s)
 
 
 class Late(NamedTuple):
@@ -61,27 +60,30 @@ class Newcomers:
 
     def choose(
         self, wanted: Group, state: RequestState, others: Callable[[], Iterable[Group]],
-        spares: Callable[[], Iterable[Group]],
+        spares: Callable[[], Iterable[Group]], needed: Container[GroupId],
     ) -> Group | None:
-        """The group for a newcomer: ``wanted``, which packing chose by memory, unless another costs less. ``others``:
-        the other groups in use, ``spares``: groups without online requests, all of them packed. Where ``wanted`` has no
-        room, or would break the objective for the first token, those in use that keep it come first, and none costs
-        more for not being the one that packing chose. None: none of them has room."""
+        """The group for a newcomer: ``wanted``, which packing chose by memory, unless another costs less and keeps the
+        objective for the first token, too. ``others``: the other groups in use, ``spares``: groups without online
+        requests, all of them packed; ``needed``: packing cannot do without these. Where ``wanted`` has no room, or
+        would break the objective, those in use that keep it come first, and none costs more for not being the one that
+        packing chose. None: none of them has room."""
         cluster = self._cluster
         cluster.catch_up(wanted.group_id)
         fits = has_room(cluster, wanted, state)
         is_in_time = fits and fits_compute(cluster, wanted, state)
         price, here = self._price(wanted), self._host(wanted) if fits else None
-        if is_in_time and (here is None or not self._alone_is_better(here, state, price)):
+        if is_in_time and (here is None or (not here.ahead_tokens and not self._alone_is_better(here, state, price))):
             return wanted
         in_use, empty = self._roomy(others(), state), self._roomy(spares(), state)
         found = [wanted] * fits + in_use + empty
-        if not is_in_time and (keeping := [g for g in in_use if fits_compute(cluster, g, state)]):
+        if is_in_time:
+            found = [g for g in found if g is wanted or fits_compute(cluster, g, state)]
+        elif keeping := [g for g in in_use if fits_compute(cluster, g, state)]:
             found = keeping
-        costs, prompt = dict[GroupId, float](), self._prompt(state)
+        costs, prompt = dict[GroupId, float](), PromptWork(cluster).of(state)
         for group in found:
             host = here if group is wanted else self._host(group)
-            is_extra = is_in_time and group is not wanted
+            is_extra = is_in_time and group is not wanted and group.group_id not in needed
             cost = 0.0 if host is None else place_cost(host._replace(is_extra=is_extra), prompt, price)
             costs[group.group_id] = cost
         return min(found, key=lambda g: (costs[g.group_id], g.blocks.num_free, g.group_id), default=None)
@@ -92,18 +94,20 @@ class Newcomers:
         here, there = self._host(group), self._host(wanted)
         if here is None or there is None:
             return False
-        ahead = group.queues.unfinished_tokens()
+        work = PromptWork(self._cluster)
+        ahead = work.begun(group)
         for waiting in group.queues.waiting:
             if waiting is state:
                 break
-            ahead += waiting.num_tokens
-        price, prompt = self._price(wanted), self._prompt(state)
+            ahead += work.of(waiting)
+        price, prompt = self._price(wanted), work.of(state)
         cost_s = place_cost(here._replace(ahead_tokens=ahead, is_extra=True), prompt, price)
         return cost_s < place_cost(there, prompt, price)
 
     def late(self, groups: Iterable[Group], opens_s: float = 0.0) -> Iterator[Late]:
         """Yield the requests that wait for their first step in these groups, and would better be served by a group that
         is empty, and serves in ``opens_s`` seconds."""
+        work = PromptWork(self._cluster)
         for group in groups:
             if not group.queues.waiting:
                 continue
@@ -112,16 +116,16 @@ class Newcomers:
             empty = self._alone(opens_s)
             if here is None or empty is None:
                 continue
-            ahead = group.queues.unfinished_tokens()
+            ahead = work.begun(group)
             waiting = list(group.queues.waiting)
             for number, state in enumerate(waiting, 1):
                 at = here._replace(ahead_tokens=ahead, num_behind=len(waiting) - number)
                 is_sooner = not opens_s or opens_s < at.ahead_s
-                if is_sooner and goes_elsewhere(at, empty, prompt := self._prompt(state), price):
+                if is_sooner and goes_elsewhere(at, empty, prompt := work.of(state), price):
                     costs = (place_cost(host, prompt, price) for host in (at, empty))
                     yield Late(state, group, at.ahead_s, *costs)
                 if state.group_id == group.group_id:  # the caller has not moved it
-                    ahead += state.num_tokens
+                    ahead += work.of(state)
 
     # --- views ------------------------------------------------------------------------------------------------
 
@@ -137,14 +141,7 @@ class Newcomers:
     def _alone_is_better(self, here: Host, state: RequestState, price: DevicePrice) -> bool:
         """Whether an empty group, if there is one, costs a newcomer less."""
         empty = self._alone(0.0)
-        return empty is not None and goes_elsewhere(here, empty, self._prompt(state), price)
-
-    def _prompt(self, state: RequestState) -> Prompt:
-        """What is to be computed of a request. Its attention is that of full steps, half of it before each."""
-        rate_of, most = self._cluster.predictor.prefill_tokens_per_s, self._cluster.limits.max_num_batched_tokens
-        num = state.num_tokens
-        without, rate = rate_of(most), rate_of(most, num_context=num // 2)
-        return Prompt(num, max(0.0, num / rate - num / without) if rate and without else 0.0)
+        return empty is not None and goes_elsewhere(here, empty, PromptWork(self._cluster).of(state), price)
 
     def _alone(self, opens_s: float) -> Host | None:
         """A group without requests, which packing could do without; None while too little is known of steps."""
@@ -159,7 +156,7 @@ class Newcomers:
         num_decoding = len(queues.running) - queues.num_running_offline
         num_decoding -= sum(not s.is_offline for s in queues.prefilling.values())
         return Host(
-            queues.queued_tokens() + queues.unfinished_tokens(), rate, max(0, num_decoding),
+            PromptWork(self._cluster).ahead(group), rate, max(0, num_decoding),
             slowed_share(self._cluster, group, rate), self._coming_per_s(group),
         )
 

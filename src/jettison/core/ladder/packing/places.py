@@ -43,7 +43,7 @@ class Places:
             return min(takers, key=lambda d: (self._cluster.groups[d].blocks.num_free, d), default=None)
         chosen = self.newcomers.choose(
             group, state, lambda: self._packed(self._in_use(pool) - {wanted}),
-            lambda: self._packed(pool.devices - self._in_use(pool) - {wanted}),
+            lambda: self._packed(pool.devices - self._in_use(pool) - {wanted}), pool.packer.active,
         )
         return None if chosen is None else chosen.group_id
 
