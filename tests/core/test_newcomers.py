@@ -15,7 +15,6 @@ from jettison.core.ladder.prompts import PromptWork, prompt_rate_of
 from jettison.core.load.views import Loads
 from jettison.core.params import AwakeParams
 from jettison.core.ports import Record
-from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.packing.params import PackParams

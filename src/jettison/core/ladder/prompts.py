@@ -13,6 +13,7 @@ from jettison.cost.stepwork import StepWork, step_of
 from jettison.policy.dozing import num_for_prompts
 from jettison.policy.slo import AHEAD_SHARE, Pace, objectives, prompt_step_tokens, prompt_tokens_per_s
 
+
 def decoding_of(group: Group) -> tuple[int, int]:
     """(rows, KV tokens) of one step of a group, if all its running requests decoded; a merged group's requests are
     spread over as many steps as it has stages. (0, 0) where none runs."""
