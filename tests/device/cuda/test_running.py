@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from cardbackend import RowKernels, card_runner
 
 from jettison.device.cuda import running
 from jettison.device.cuda.running import AHEAD, CudaStep, Launches, Safepoints, wait_for
+from jettison.device.step import StepInput
 from jettison.errors import WorkerLostError
 from jettison.types import LayerRange
 
@@ -221,3 +224,35 @@ def test_a_card_that_has_failed_takes_its_worker_with_it() -> None:
         steps.running.result()
     with pytest.raises(WorkerLostError):
         wait_for(Failed())
+
+
+@pytest.mark.parametrize("layer", [LAYERS.lo, LAYERS.lo + AHEAD])
+def test_a_card_that_fails_during_a_launch_takes_its_worker_with_it(monkeypatch, layer: int) -> None:
+    def failed(*_) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(SlowCard, "synchronize", failed)
+    steps = Steps(fails_at=layer)
+    with pytest.raises(WorkerLostError, match="the card has failed: CUDA error: an illegal"):
+        steps.running.result()
+    assert steps.card.num_under_way == 0
+
+
+def test_a_card_that_failed_between_steps_takes_its_worker_with_it(tiny_models, new_runner, monkeypatch) -> None:
+    runner = new_runner(tiny_models["qwen2"], kernels=RowKernels("pretended"), build=card_runner)
+    step = StepInput(
+        step_id=1, layer_lo=0, layer_hi=4, token_ids=np.array([5], dtype=np.int32),
+        query_lens=np.array([1], dtype=np.int32), context_lens=np.array([0], dtype=np.int32),
+        block_tables=np.array([[0]], dtype=np.int32), sample_rows=np.array([0], dtype=np.int32),
+    )  # fmt: skip
+    assert runner.start_step(step, None).result().tokens
+
+    def failed(*_) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(runner._card, "copy_in", failed)
+    with pytest.raises(RuntimeError, match="CUDA error"):  # of that step alone, as the card goes on
+        runner.start_step(step, None)
+    monkeypatch.setattr(runner._card, "synchronize", failed)
+    with pytest.raises(WorkerLostError, match="the card has failed: CUDA error: an illegal"):
+        runner.start_step(step, None)

@@ -34,7 +34,7 @@ from jettison.device.cuda.rows import (
     most_staged_bytes,
     padded,
 )
-from jettison.device.cuda.running import CudaStep, Launches, Safepoints
+from jettison.device.cuda.running import CudaStep, Launches, Safepoints, wait_for
 from jettison.device.cuda.sampler import CudaSampler, prompt_logprobs
 from jettison.device.cuda.staging import Results, Staging
 from jettison.device.cuda.warmup import num_warm_blocks, warm_steps
@@ -163,12 +163,16 @@ class CudaRunner:
         if before is not None and step.follows_step not in (None, self._sampled_on_card):
             before.settle()  # its tokens come by way of the host
         before = None if before is None or before.is_over else before
-        stage = self._begin(step, hidden, port, takes_from_card=before is not None)
         every = step.safepoint_layers
         safepoints = Safepoints(gives_up, every) if gives_up is not None and every else None
-        launches = Launches(
-            layers, partial(self._run_layer, stage), partial(self._end, stage), lambda: self._graphs.num_captures)
-        self._newest = CudaStep(self._card, launches, safepoints, None if port is None else port.poll, before)
+        try:
+            stage = self._begin(step, hidden, port, takes_from_card=before is not None)
+            launches = Launches(
+                layers, partial(self._run_layer, stage), partial(self._end, stage), lambda: self._graphs.num_captures)
+            self._newest = CudaStep(self._card, launches, safepoints, None if port is None else port.poll, before)
+        except RuntimeError:
+            wait_for(self._card)  # a card that has failed says so here, and ends its worker
+            raise
         return self._newest
 
     def warm_up(self, layers: LayerRange, num_blocks: int) -> int:

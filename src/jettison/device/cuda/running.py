@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from jettison.device.cuda.card import Card, Event
@@ -50,10 +49,10 @@ class Safepoints(NamedTuple):
     """Layers between two of them."""
 
 
-def wait_for(event: Event) -> None:
+def wait_for(launched: Event | Card) -> None:
     """Wait on the host. Raises WorkerLostError."""
     try:
-        event.synchronize()
+        launched.synchronize()
     except RuntimeError as error:
         raise _lost(error) from error
 
@@ -157,8 +156,10 @@ class CudaStep:
             step()
         except Exception as error:  # noqa: BLE001 - it is raised where the result is asked for
             self._error = error
-            with suppress(RuntimeError):  # of a card that has failed for good
-                self._card.synchronize()  # the caller may give away what launched layers still use
+            try:
+                wait_for(self._card)  # the caller may give away what launched layers still use
+            except WorkerLostError as lost:
+                self._error = lost
             self._leave()
 
     def _go_on(self) -> None:
