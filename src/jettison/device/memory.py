@@ -231,7 +231,12 @@ class DeviceMemory:
         self._check_copies(copies, plan)
         self._pool.wait_idle()
         calls_before = self._pool.num_calls
-        self._or_broken(partial(remap, self._arenas, self._map, plan))
+        try:
+            self._or_broken(partial(remap, self._arenas, self._map, plan))
+        except MappingError:
+            if self._map.is_bare:
+                self._give_back()  # a wake that failed holds no page that it got until then
+            raise
         num_calls = self._pool.num_calls - calls_before
         before = replace(self._map)
         self._adopt(plan)

@@ -149,6 +149,7 @@ def test_a_sleeper_that_cannot_have_its_memory_back_stays_asleep(memory, fake):
     fake.foreign_bytes = 60 * PAGE
     with pytest.raises(MappingError, match="are free"):
         memory.apply(FULL, 0, memory.version, [])
+    assert fake.used_bytes == memory.held_bytes == PAGE, "what it got until then is the card's again"
     memory.check()
     assert memory.capacity_blocks == 0
     fake.foreign_bytes = 0
