@@ -45,7 +45,7 @@ def draw(logits: torch.Tensor, rows: list[int], sampling: list[SamplingRow], way
     with going(way):
         results = sampler.launch(there, likeliest.to(device), plan, arrays)
     on_host = {name: tensor.cpu().numpy() for name, tensor in results.items()}
-    return sampler.finish(plan, on_host, lambda slot: logits[slot : slot + 1])
+    return sampler.finish(plan, on_host)
 
 
 def row(number: int, **fields) -> SamplingRow:

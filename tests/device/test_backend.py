@@ -364,6 +364,19 @@ def test_a_step_that_is_started_behind_another_takes_its_tokens_on_the_device(st
     assert all(output.compute_ns >= 0 for output in made)
 
 
+def test_a_row_that_the_host_draws_is_of_its_step_also_where_another_is_behind_it(start):
+    """A row that names a token twice, and a chunk of another prompt, whose layers take the place of logits."""
+    worker = start()
+    twice = SamplingRow(0, 5, 3, 0.9, 1.0, 0, 0.0, logprobs=2, logit_bias=((5, 1.0), (5, 1.0)))
+    drawn, chunk = step(1, [3, 4, 5], sampling=[twice]), step(2, [9] * 20)
+    expected = worker.run_step(drawn, None).tokens
+    first = launched(worker, drawn)
+    if first is None:
+        pytest.skip("this device computes on the host's thread")
+    second = launched(worker, chunk)
+    assert first.result().tokens == expected and len(second.result().tokens) == 1
+
+
 def test_a_step_behind_one_that_fails_has_lost_its_tokens(start):
     worker = start()
     first = launched(worker, step(1, [3, 4]))

@@ -213,7 +213,7 @@ EFFECTS = {
     "stream": ({"stream": True}, lambda answer, request: answer.startswith("data: "), {}),
     "stream_options": (
         {"stream_options": {"include_usage": True}}, lambda answer, request: '"usage"' in answer, {"stream": True}),
-    "logit_bias": ({"logit_bias": {"5": 1}}, params("logit_bias", ((5, 1.0),)), {}),
+    "logit_bias": ({"logit_bias": {"5": 2, "05": 1}}, params("logit_bias", ((5, 1.0),)), {}),
     "allowed_token_ids": ({"allowed_token_ids": [5]}, params("allowed_token_ids", b"\1\x20"), {}),
     "bad_words": ({"bad_words": ["bc"]}, params("bad_words", ((98, 99),)), {}),
     "presence_penalty": ({"presence_penalty": 0.5}, params("presence_penalty", 0.5), {}),

@@ -322,7 +322,6 @@ class CudaRunner:
         arrays = plan.arrays | self._prompt_targets(step)
         staged = self._asked.put(arrays) if arrays else {}
         made = self._describe_prompts(stage, staged)
-        logits: Tensor | None = None
         if plan.rows:
             rows = self._workspace.rows[: len(plan.rows)]
             torch.index_select(x, 0, stage.staged["sampled"], out=rows)
@@ -336,8 +335,8 @@ class CudaRunner:
         def finish() -> StepOutput:
             prompts = {asked.row: self._prompt(i, asked, fetched) for i, asked in enumerate(step.prompt_logprobs)}
             output = StepOutput(step.step_id, [], prompts)
-            if logits is not None:
-                output.tokens = self._sampler.finish(plan, fetched, lambda slot: logits[slot : slot + 1].cpu())
+            if plan.rows:
+                output.tokens = self._sampler.finish(plan, fetched)
             self._last.check_followed(step)
             self._last.note(output)
             return output

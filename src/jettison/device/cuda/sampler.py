@@ -10,12 +10,13 @@ Not here: whether logits are finite (``Kernels.argmax``), and where arrays lie (
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from jettison.device.cuda.draws import describe, draw, rows_at_once
@@ -168,7 +169,8 @@ class CudaSampler:
         for prefix, is_adjusted in plan.parts:
             mine = {key.removeprefix(prefix): arrays[key] for key in plan.arrays if key.startswith(prefix)}
             draw(logits, tokens, mine, is_adjusted=is_adjusted)
-        results = {"tokens": tokens}
+        # What the host draws from comes back with the step: the next one may be under way then, over the same bytes.
+        results = {"tokens": tokens} | {f"logits{slot}": logits[slot : slot + 1] for slot in plan.on_host}
         if plan.described:
             lines, reported = arrays["described"], arrays.get("reported")
             num_tops = [0 if spec.logprob_token_ids else spec.logprobs for _, spec in plan.described]
@@ -177,11 +179,9 @@ class CudaSampler:
 
     # -------------------------------------------------------------------------------------------------- after a step
 
-    def finish(
-        self, plan: Plan, results: Mapping[str, npt.NDArray[Any]], row_of: Callable[[int], Tensor]
-    ) -> list[SampledToken]:
-        """The tokens, in the order of the plan's rows. ``results``: of ``launch``, on the host; ``row_of``: logits
-        [1, vocab_size] of a slot, on the host. A row that cannot be sampled fails alone."""
+    def finish(self, plan: Plan, results: Mapping[str, npt.NDArray[Any]]) -> list[SampledToken]:
+        """The tokens, in the order of the plan's rows. ``results``: of ``launch``, on the host. A row that cannot be
+        sampled fails alone."""
         tokens: list[int] = results["tokens"].tolist()
         sampled = [SampledToken(token) for token in tokens]
         places = {slot: (at, spec) for at, (slot, spec) in enumerate(plan.described)}
@@ -193,14 +193,14 @@ class CudaSampler:
             elif row in plan.instead:
                 sampled[slot] = SampledToken(plan.instead[row])
             elif slot in plan.on_host:
-                sampled[slot] = self._sampled_on_host(plan.on_host[slot], row, row_of(slot))
+                sampled[slot] = self._sampled_on_host(plan.on_host[slot], row, results[f"logits{slot}"])
             elif slot in places:
                 sampled[slot] = SampledToken(token, _described(token, results, *places[slot]))
         return sampled
 
-    def _sampled_on_host(self, spec: SamplingRow, row: int, logits: Tensor) -> SampledToken:
+    def _sampled_on_host(self, spec: SamplingRow, row: int, logits: npt.NDArray[Any]) -> SampledToken:
         try:
-            return self._host.sample(logits, [row], [spec])[0]
+            return self._host.sample(torch.from_numpy(logits), [row], [spec])[0]
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row only
             logger.error("row %d cannot be sampled: %s", row, error)
             return SampledToken(FAILED_TOKEN_ID)
