@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.gpu import faults, foreseen, overload, peer
+from benchmarks.gpu import check, faults, foreseen, overload, peer
 from benchmarks.gpu.engine import config_for
 from benchmarks.gpu.replay import PolicyEngine, at_once, measured_speed, replay
 from benchmarks.gpu.results import Results
@@ -114,6 +114,15 @@ async def test_what_has_not_ended_in_time_is_not_answered(models):
 def test_tokens_that_differ_or_are_missing_are_counted():
     assert faults.differing([[1, 2, 3], [4]], [[1, 2, 3], [4]]) == 0
     assert faults.differing([[1, 9, 3], [4]], [[1, 2, 3], [4, 5]]) == 2
+
+
+def test_an_exchange_has_its_target_where_it_is_between_two_cards(tmp_path, capsys):
+    results = Results(str(tmp_path / "out.json"))
+    for rate, num_cards in ((3.6, 0), (3.6, 1), (3.6, 2), (24.0, 2)):
+        faults.tell_rate(rate, num_cards, results)
+        checks = check.measured(tmp_path / "out.json")
+        assert [(each.target, each.passed) for each in checks] == [("20.0", rate > 20.0)] * (num_cards > 1)
+    assert "in turns on one card, GB/s: 3.6 \n" in capsys.readouterr().out
 
 
 def test_differences_of_a_simulation_have_the_issue_s_bounds(tmp_path, capsys):
