@@ -72,7 +72,6 @@ def test_heads_round_as_transformers_in_a_view_of_a_wider_row(name, kernels):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", ["rms_once", "rms_plus_one"])
 def test_kernels_make_what_single_operations_make(kind, dtype):
-    """On a card the single operations are used."""
     x, weight = numbers(9, 96).to(dtype), numbers(96).to(dtype)
     expected = rms_normalized(x, weight, EPS, kind)
     Norms(kind, EPS, load_kernels("auto")).rows(x, weight, None, x)

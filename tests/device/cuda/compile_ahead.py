@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -22,6 +22,7 @@ from triton.compiler import ASTSource
 
 from jettison.device.cuda import attention, drawkernels, elementwise, experts, logprobkernels, products
 from jettison.device.cuda.tiles import POSITIONS, SPLIT, tiles_for
+from jettison.device.model.arithmetic import Activation
 
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 STAGED = {
@@ -77,19 +78,29 @@ def attention_cases(all_of_them: bool) -> list[dict[str, Any]]:
 def small_cases(all_of_them: bool) -> list[dict[str, Any]]:
     cases = []
     for dtype in SIZES if all_of_them else ("bf16",):
-        for width in (3584, 5120, 8192):
+        for width, kind in ((3584, "rms_plus_one"), (4096, "rms_once"), (5120, "rms"), (8192, "rms")):
             cases.append({
-                "kernel": elementwise.norm_kernel, "name": f"norm {dtype} {width}",
+                "kernel": elementwise.norm_kernel, "name": f"norm {kind} {dtype} {width}",
                 "signature": {
                     **pointers(dtype, "x residual gains out"),
                     **scalars("i32", "x_stride residual_stride out_stride width"), **scalars("fp32", "eps"),
                 },
                 "aligned": ["x_stride", "residual_stride", "out_stride", "width"],
-                "constants": {"ADD": True, "BLOCK": triton.next_power_of_2(width)}, "warps": 8,
+                "constants": {"ADD": kind == "rms", "KIND": kind, "BLOCK": triton.next_power_of_2(width)}, "warps": 8,
             })  # fmt: skip
-        for has_norm in (False, True):
+        for width, has_bias in ((4096, False), (12288, True)):
             cases.append({
-                "kernel": elementwise.heads_kernel, "name": f"heads {dtype} {'norm' if has_norm else 'bias'}",
+                "kernel": elementwise.layer_norm_kernel, "name": f"layer norm {dtype} {width}",
+                "signature": {
+                    **pointers(dtype, "x gains biases out"), **scalars("i32", "x_stride out_stride width"),
+                    **scalars("fp32", "eps"),
+                },
+                "aligned": ["x_stride", "out_stride", "width"],
+                "constants": {"HAS_BIAS": has_bias, "BLOCK": triton.next_power_of_2(width)}, "warps": 8,
+            })  # fmt: skip
+        for kind in (None, "rms", "rms_plus_one"):
+            cases.append({
+                "kernel": elementwise.heads_kernel, "name": f"heads {dtype} {kind or 'bias'}",
                 "signature": {
                     **pointers(dtype, "qkv bias arena q_gains k_gains"), **pointers("fp32", "cos sin"),
                     **pointers("i32", "positions slots"), **scalars("i32", "stride num_positions"),
@@ -97,8 +108,8 @@ def small_cases(all_of_them: bool) -> list[dict[str, Any]]:
                 },
                 "aligned": ["stride"],
                 "constants": {
-                    "HQ": 28, "KVH": 4, "D": 128, "DP": 128, "R": 128, "BS": 16, "HB": 4, "HAS_BIAS": not has_norm,
-                    "HAS_NORM": has_norm, "ROTATES": True, "WRITES": True,
+                    "HQ": 28, "KVH": 4, "D": 128, "DP": 128, "R": 128, "BS": 16, "HB": 4, "HAS_BIAS": kind is None,
+                    "HAS_NORM": kind is not None, "KIND": kind or "rms", "ROTATES": True, "WRITES": True,
                 },
                 "warps": 2,
             })  # fmt: skip
@@ -110,11 +121,12 @@ def small_cases(all_of_them: bool) -> list[dict[str, Any]]:
                 },
                 "constants": {"KVH": 4, "D": 128, "DP": 128, "BS": 16},
             },
-            {
-                "kernel": elementwise.silu_kernel, "name": f"silu {dtype}", "warps": 4,
-                "signature": {**pointers(dtype, "gate_up out"), **scalars("i32", "in_stride out_stride width")},
-                "aligned": ["in_stride", "out_stride", "width"], "constants": {"BLOCK": 1024},
-            },
+            *({
+                "kernel": elementwise.activation_kernel, "name": f"{kind} {dtype}", "warps": 4,
+                "signature": {**pointers(dtype, "up out"), **scalars("i32", "in_stride out_stride width")},
+                "aligned": ["in_stride", "out_stride", "width"],
+                "constants": {"KIND": kind, "IS_GATED": kind != "gelu", "BLOCK": 1024},
+            } for kind in get_args(Activation)),
             {
                 "kernel": elementwise.gather_kernel, "name": f"gather {dtype}", "warps": 4,
                 "signature": {

@@ -7,6 +7,7 @@ is fused, rounded and launched early.
 from __future__ import annotations
 
 import math
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,8 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from jettison.device.cuda.kernels import CudaKernels
 from jettison.device.kernels.layer import prepare_heads
@@ -71,6 +74,63 @@ def test_norms(kernels: CudaKernels, device: torch.device, dtype: torch.dtype, w
     assert_close(x_there, x)
 
 
+def exact_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kind: str) -> torch.Tensor:
+    """In float64, of whatever shape."""
+    wide, gain = x.double(), weight.double()
+    if kind == "layer":
+        wide = wide - wide.mean(-1, keepdim=True)
+    scaled = wide * (wide.square().mean(-1, keepdim=True) + 1e-3).rsqrt()
+    made = scaled * (gain + 1 if kind == "rms_plus_one" else gain)
+    return (made if bias is None else made + bias.double()).to(x.dtype)
+
+
+def normed(kernels, x, weight, bias, kind: str, out) -> torch.Tensor:
+    if kind == "layer":
+        kernels.layer_norm(x, weight, bias, 1e-3, out)
+    else:
+        kernels.rms_norm(x, weight, 1e-3, out, kind)
+    return out
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("width", [1, 48, 130, 4608])
+@pytest.mark.parametrize("kind", ["rms", "rms_once", "rms_plus_one", "layer", "layer with bias"])
+def test_norms_of_every_kind_have_the_same_bits_in_every_batch(
+    kernels: CudaKernels, device: torch.device, dtype: torch.dtype, kind: str, width: int
+) -> None:
+    """Among 1 to 16 rows, of which a card's own reductions sum each number in another order; in place, too."""
+    x, weight = randn(16, 2 * width, dtype=dtype)[:, :width] + 2, randn(width, dtype=dtype, seed=2)
+    kind, _, bias = kind.partition(" with ")
+    bias = randn(width, dtype=dtype, seed=3) if bias else None
+    x_there, weight_there = on(device, x, weight)
+    bias_there = None if bias is None else bias.to(device)
+    together = normed(kernels, x_there, weight_there, bias_there, kind, torch.empty_like(x_there))
+    assert_close(together, exact_norm(x, weight, bias, kind))
+    for rows in (1, 3, 8, 16):
+        for first in {0, 16 - rows}:
+            part = x_there[first : first + rows].clone()
+            normed(kernels, part, weight_there, bias_there, kind, part)
+            assert_same(part, together[first : first + rows], f"{rows} rows")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", ["rms", "rms_once", "rms_plus_one"])
+def test_norms_of_heads_of_every_kind_have_the_same_bits_in_every_batch(
+    kernels: CudaKernels, device: torch.device, dtype: torch.dtype, kind: str
+) -> None:
+    fused, weight = on(device, randn(16, 7 * 48, dtype=dtype), randn(48, dtype=dtype, seed=2))
+    before = fused.clone()
+    heads = fused[:, 48 : 6 * 48].unflatten(1, (5, 48))
+    expected = exact_norm(heads.cpu(), weight.cpu(), None, kind)
+    kernels.head_rms_norm(heads, weight, 1e-3, kind)
+    assert_close(heads, expected)
+    assert torch.equal(fused[:, :48], before[:, :48]) and torch.equal(fused[:, 6 * 48 :], before[:, 6 * 48 :])
+    for rows in (1, 3, 8):
+        part = before.clone()[-rows:, 48 : 6 * 48].unflatten(1, (5, 48))
+        kernels.head_rms_norm(part, weight, 1e-3, kind)
+        assert_same(part, heads[-rows:], f"{rows} rows")
+
+
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(16, 16), (80, 80), (64, 32)])
 def test_heads_by_themselves(
     kernels: CudaKernels, device: torch.device, dtype: torch.dtype, head_dim: int, rotary_dim: int
@@ -92,9 +152,9 @@ def test_heads_by_themselves(
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("has_norm", [False, True], ids=["bias", "norm of heads"])
+@pytest.mark.parametrize("norm", [None, "rms", "rms_once", "rms_plus_one"])
 def test_heads_on_their_way_in_one_launch_or_in_several_have_the_same_bits(
-    kernels: CudaKernels, device: torch.device, dtype: torch.dtype, has_norm: bool
+    kernels: CudaKernels, device: torch.device, dtype: torch.dtype, norm: str | None
 ) -> None:
     """A layer with remote attention takes the second way, a step without it the first. Launched early or not."""
     heads, kv_heads, head_dim = 5, 2, 16
@@ -107,8 +167,8 @@ def test_heads_on_their_way_in_one_launch_or_in_several_have_the_same_bits(
     rows = np.array([[1, 0]], dtype=np.int32), np.array([3], dtype=np.int32), np.array([14], dtype=np.int32)
     parameters = {"input_norm": gain, "post_norm": gain, "qkv_weight": weight, "o_weight": residual,
                   "gate_up_weight": residual, "down_weight": residual}  # fmt: skip
-    parameters |= {"q_norm": gain, "k_norm": gain} if has_norm else {"qkv_bias": bias}
-    constants = LayerConstants(cos, sin, 1e-5, 0.25)
+    parameters |= {"qkv_bias": bias} if norm is None else {"q_norm": gain, "k_norm": gain}
+    constants = LayerConstants(cos, sin, 1e-5, 0.25, norm=norm or "rms")
     found, can_launch_early = {}, kernels.launches_early
     for way in ("one launch", "several", "one launch, not early", "several, not early"):
         kernels.launches_early = can_launch_early and "not" not in way
@@ -148,6 +208,78 @@ def test_silu(kernels: CudaKernels, device: torch.device, dtype: torch.dtype) ->
     TorchKernels().silu_mul(gate_up, expected)
     kernels.silu_mul(*on(device, gate_up), out)
     assert_close(out, expected)
+
+
+ACTIVATED = {
+    "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}  # fmt: skip
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("activation", "is_gated"), [*product(ACTIVATED, (True, False)), ("swiglu_clamped", True)]
+)
+def test_activations(
+    kernels: CudaKernels, device: torch.device, dtype: torch.dtype, activation: str, is_gated: bool
+) -> None:
+    up = (randn(3, 2 * 1037 + 8, dtype=dtype) * 4)[:, : 1037 * (1 + is_gated)]  # more than a program has
+    up[0, :6] = torch.tensor([-1e4, -100.0, -0.0, 0.0, 100.0, 1e4], dtype=dtype)
+    up[1, 3] = math.nan
+    wide = up.double()
+    if activation == "swiglu_clamped":
+        gate, value = wide[:, ::2].clamp(max=7.0), wide[:, 1::2].clamp(-7.0, 7.0)
+        exact = (value + 1) * gate * torch.sigmoid(1.702 * gate)
+    else:
+        gate, *value = wide.split(1037, 1)
+        exact = ACTIVATED[activation](gate) * (value[0] if value else 1.0)
+    out = torch.full((3, 1037), torch.nan, dtype=dtype, device=device)
+    kernels.activate(activation, *on(device, up), out)
+    assert_close(out, exact.to(dtype))
+    one = torch.empty(1, 1037, dtype=dtype, device=device)
+    kernels.activate(activation, up[2:].to(device), one)
+    assert_same(one[0], out[2], "a row does not depend on the others")
+    with pytest.raises(ValueError, match="up"):
+        kernels.activate(activation, up.to(device)[:, :-1], out)
+
+
+class Computed(TorchDispatchMode):
+    """Names of what PyTorch is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.cuda
+def test_norms_and_activations_take_no_memory_of_their_own(
+    kernels: CudaKernels, device: torch.device, dtype: torch.dtype
+) -> None:
+    """A step's would be GiBs in the precision of sums, which no budget has."""
+    x, wide, weight = on(device, *(randn(*shape, dtype=dtype) for shape in ((64, 96), (64, 192), (96,))))
+    out, heads = torch.empty_like(x), x.view(64, 6, 16).clone()
+
+    def compute() -> None:
+        for kind in ("rms", "rms_once", "rms_plus_one"):
+            kernels.rms_norm(x, weight, 1e-6, out, kind)
+            kernels.head_rms_norm(heads, weight[:16], 1e-6, kind)
+        kernels.layer_norm(x, weight, None, 1e-6, out)
+        for activation in (*ACTIVATED, "swiglu_clamped"):
+            kernels.activate(activation, wide, out)
+            if activation in ACTIVATED:
+                kernels.activate(activation, x, out)
+
+    with Computed() as seen:
+        compute()
+    assert not seen.names & {"_to_copy", "mul", "add", "pow", "mean", "sigmoid", "clone"}, "what torch would make"
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.max_memory_allocated()
+        compute()
+        assert torch.cuda.max_memory_allocated() == before
 
 
 def test_linear_with_and_without_bias(kernels: CudaKernels, device: torch.device, dtype: torch.dtype) -> None:

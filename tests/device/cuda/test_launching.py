@@ -83,8 +83,8 @@ def test_tensors_are_of_one_kind_where_triton_has_them_so() -> None:
 def test_constants_in_another_order_are_refused() -> None:
     """They are passed by place to what is compiled; interpreted kernels are looked at, too."""
     memory = torch.zeros(4, 64)
-    arguments = (memory, memory.clone(), 64, 64, 32)
-    with pytest.raises(ValueError, match="silu_kernel"):
-        launch(elementwise.silu_kernel, (4, 1), arguments, {"PDL": False, "BLOCK": 64}, num_warps=4)
+    arguments = (memory, memory[0], memory[0], memory.clone(), 64, 64, 64, 1e-6)
+    with pytest.raises(ValueError, match="norm_kernel"):
+        launch(elementwise.layer_norm_kernel, (4,), arguments, {"HAS_BIAS": True, "PDL": False, "BLOCK": 64})
     with pytest.raises(ValueError, match="kernel"):
         launch(Kernel(), (4, 1), (memory, 3), {"BLOCK": 64, "PDL": False}, num_warps=4)

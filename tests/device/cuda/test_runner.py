@@ -19,6 +19,7 @@ from jettison.device.cuda.runner import CudaRunner, Limits
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.kernels import load_kernels
 from jettison.device.model.hf_config import DecoderConfig, read_config
+from jettison.device.model.samples import NAMED, make_sample
 from jettison.device.model.shards import model_shape
 from jettison.device.model.workspace import Workspace
 from jettison.device.step import SamplingRow, StepInput
@@ -51,11 +52,12 @@ class MovedMemory:
 
 
 @pytest.fixture
-def runners(tiny_models, new_runner, device):
+def runners(tiny_models, new_runner, device, tmp_path):
     """(the host's, the card's) of a model in float32: ``runners(name)``."""
 
     def make(name: str) -> tuple:
-        host = new_runner(tiny_models[name], torch.float32, kernels=load_kernels("torch"), num_blocks=NUM_BLOCKS)
+        folder = tiny_models.get(name) or make_sample(NAMED[name], tmp_path / "model", 3, layers=3)
+        host = new_runner(folder, torch.float32, kernels=load_kernels("torch"), num_blocks=NUM_BLOCKS)
         memory = MovedMemory(host._memory, device)
         kernels = CudaKernels("cuda-invariant", device)
         limits = Limits(host.max_num_tokens, host.max_num_seqs)
@@ -81,10 +83,11 @@ def run(runner, step: StepInput):
     return runner.start_step(step, None).result().tokens
 
 
-@pytest.mark.parametrize("name", ["llama3-rope", "qwen3"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
+@pytest.mark.parametrize("name", ["llama3-rope", "qwen3", "Gemma 3", "gpt-oss", "StarCoder2", "Cohere 2"])
 def test_steps_give_the_hosts_tokens(runners, name: str) -> None:
-    """A prefill, a chunk beside decodes, then decodes of three rows that are padded to four; the last two replay the
-    graphs of the chunk's step."""
+    """Of models with norms and activations of every kind. A prefill, a chunk beside decodes, then decodes of three rows
+    that are padded to four; the last two replay the graphs of the chunk's step."""
     host, card = runners(name)
     described = [
         SamplingRow(row, 20, 5, temperature, 0.9, 0, 0.0, logprobs=3) for row, temperature in ((0, 0.0), (2, 0.8))
@@ -250,3 +253,18 @@ class TestOnCard:
             logits = big.runner._workspace.logits[0].clone()
             first = logits if first is None else first
             assert torch.equal(first, logits), lens
+
+    @pytest.mark.parametrize(
+        ("norm", "activation"), [("rms_once", "swiglu_clamped"), ("rms_plus_one", "gelu_tanh"), ("layer", "gelu")]
+    )
+    def test_so_it_is_with_norms_and_activations_of_other_kinds(self, tiny_models, norm: str, activation: str) -> None:
+        """In as few rows as let a card's own reductions sum each in another order."""
+        config = read_config(tiny_models["qwen2"])
+        config = replace(config, arithmetic=replace(config.arithmetic, norm=norm, activation=activation))
+        model, first = BigModel(config), None
+        for rows in (1, 3, 8, 16, 64):
+            model.runner.start_step(model.step([1] * rows, [5] * rows), None).result()
+            logits = model.runner._workspace.logits[0].clone()
+            assert logits.isfinite().all()
+            first = logits if first is None else first
+            assert torch.equal(first, logits), rows

@@ -1,8 +1,8 @@
 """Everything of a layer but attention and products, in Triton: norms, heads on their way into attention and the cache,
-SiLU, rows by number, blocks of KV in and out, the likeliest token.
+activations, rows by number, blocks of KV in and out, the likeliest token.
 
-Results are rounded as in ``torch_kernels``: a norm is rounded before its gain, sums are float32. One program makes a
-row's sums, in the same way in every batch, so no row depends on another. Each kernel waits for the one before it
+Results are rounded as in ``torch_kernels``; sums are float32. One program makes a row's sums, in the same way in every
+batch, so no row depends on another. Each kernel waits for the one before it
 (``PDL``) only after it has loaded the data that no kernel writes.
 
 Kernels are not specialized on values that differ from step to step, so that a server compiles before its first step
@@ -16,6 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jettison.device.model.arithmetic import SWIGLU_ALPHA, SWIGLU_LIMIT
+
 MOVE_WORDS = 4096
 """Words of four bytes that one program of ``move_rows_kernel`` has under way: 16 KiB, as many as its registers hold."""
 
@@ -23,11 +25,20 @@ ARGMAX_CHUNK = 4096
 """Logits that one program of the first stage of argmax reads."""
 
 
+_ALPHA = tl.constexpr(SWIGLU_ALPHA)
+_LIMIT = tl.constexpr(SWIGLU_LIMIT)
+
+
 @triton.jit
-def _normalized(value, gain, total, width, eps):
-    """The normalized value in float32, rounded to the type of ``gain`` before and after the multiplication by it."""
-    scaled = (value * (1.0 / tl.sqrt_rn(total / width + eps))).to(gain.dtype)
-    return (scaled.to(tl.float32) * gain.to(tl.float32)).to(gain.dtype)
+def _normalized(value, gain, total, width, eps, KIND: tl.constexpr):
+    """The normalized value in float32, times ``gain`` and of its type. KIND: see ``arithmetic.RmsNorm``."""
+    scaled = value * (1.0 / tl.sqrt_rn(total / width + eps))
+    factor = gain.to(tl.float32)
+    if KIND == "rms":
+        scaled = scaled.to(gain.dtype).to(tl.float32)
+    if KIND == "rms_plus_one":
+        factor += 1.0
+    return (scaled * factor).to(gain.dtype)
 
 
 @triton.jit
@@ -40,7 +51,7 @@ def _squares(value):
 @triton.jit
 def norm_kernel(
     x, residual, gains, out, x_stride, residual_stride, out_stride, width, eps,
-    ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    ADD: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """See ``Kernels.rms_norm``, and with ``ADD`` ``add_rms_norm``. One program a row."""
     row = tl.program_id(0).to(tl.int64)
@@ -57,7 +68,29 @@ def norm_kernel(
         tl.store(residual + row * residual_stride + dims, rounded, mask=inside)
         value = rounded.to(tl.float32)
     total = tl.sum(_squares(value), 0)
-    tl.store(out + row * out_stride + dims, _normalized(value, gain, total, width, eps), mask=inside)
+    tl.store(out + row * out_stride + dims, _normalized(value, gain, total, width, eps, KIND), mask=inside)
+
+
+@triton.jit
+def layer_norm_kernel(
+    x, gains, biases, out, x_stride, out_stride, width, eps,
+    HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """See ``Kernels.layer_norm``. One program a row."""
+    row = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, BLOCK)
+    inside = dims < width
+    gain = tl.load(gains + dims, mask=inside, other=0.0).to(tl.float32)
+    bias = tl.zeros((BLOCK,), dtype=tl.float32)
+    if HAS_BIAS:
+        bias = tl.load(biases + dims, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    value = tl.load(x + row * x_stride + dims, mask=inside, other=0.0).to(tl.float32)
+    value = tl.where(inside, value - tl.sum(value, 0) / width, 0.0)
+    scaled = value * (1.0 / tl.sqrt_rn(tl.sum(_squares(value), 0) / width + eps))
+    tl.store(out + row * out_stride + dims, tl.fma(scaled, gain, bias).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -87,8 +120,8 @@ def _turned(value, partners, cos, sin, position, num_positions, dims, R: tl.cons
 def heads_kernel(
     qkv, bias, arena, q_gains, k_gains, cos, sin, positions, slots, stride, num_positions, eps,
     HQ: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, BS: tl.constexpr,
-    HB: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, ROTATES: tl.constexpr, WRITES: tl.constexpr,
-    PDL: tl.constexpr,
+    HB: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, KIND: tl.constexpr, ROTATES: tl.constexpr,
+    WRITES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """From the product of queries, keys and values to the input of attention: bias, norm of heads, rotation, cache.
 
@@ -125,8 +158,8 @@ def heads_kernel(
         k_mask = is_k[:, None] & (dims < D)[None, :]
         gain = _gains(q_gains, k_gains, dims, q_mask, k_mask)
         other_gain = _gains(q_gains, k_gains, partner, q_mask, k_mask)
-        value = tl.where(is_v[:, None], x, _normalized(wide, gain, total, D, eps))
-        y = tl.where(is_v[:, None], y, _normalized(y.to(tl.float32), other_gain, total, D, eps))
+        value = tl.where(is_v[:, None], x, _normalized(wide, gain, total, D, eps, KIND))
+        y = tl.where(is_v[:, None], y, _normalized(y.to(tl.float32), other_gain, total, D, eps, KIND))
     if ROTATES:
         turned = _turned(value, y, cos, sin, tl.load(positions + token), num_positions, dims, R)
         value = tl.where(is_v[:, None], value, turned.to(value.dtype))
@@ -163,18 +196,41 @@ def write_kv_kernel(
 
 
 @triton.jit
-def silu_kernel(gate_up, out, in_stride, out_stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """See ``Kernels.silu_mul``."""
+def _activated(value, KIND: tl.constexpr):
+    """The tanh of GELU goes by way of its exponential: (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z))."""
+    if KIND == "silu":
+        made = value / (1.0 + tl.exp(-value))
+    elif KIND == "gelu_tanh":
+        made = value / (1.0 + tl.exp(-1.5957691216057308 * (value + 0.044715 * value * value * value)))
+    else:
+        made = 0.5 * value * (1.0 + tl.erf(0.7071067811865476 * value))
+    return made
+
+
+@triton.jit
+def activation_kernel(
+    up, out, in_stride, out_stride, width,
+    KIND: tl.constexpr, IS_GATED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """See ``Kernels.activate``."""
     row = tl.program_id(0).to(tl.int64)
     dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = dims < width
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    gate = tl.load(gate_up + row * in_stride + dims, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * in_stride + width + dims, mask=inside, other=0.0).to(tl.float32)
-    value = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + row * out_stride + dims, value.to(out.dtype.element_ty), mask=inside)
+    source = up + row * in_stride
+    if KIND == "swiglu_clamped":
+        gate = tl.load(source + 2 * dims, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(source + 2 * dims + 1, mask=inside, other=0.0).to(tl.float32)
+        gate = tl.where(gate > _LIMIT, _LIMIT, gate)  # NaN stays
+        value = tl.where(value > _LIMIT, _LIMIT, tl.where(value < -_LIMIT, -_LIMIT, value))
+        made = (value + 1.0) * gate / (1.0 + tl.exp(-_ALPHA * gate))
+    else:
+        made = _activated(tl.load(source + dims, mask=inside, other=0.0).to(tl.float32), KIND)
+        if IS_GATED:
+            made *= tl.load(source + width + dims, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + dims, made.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["ids"])

@@ -17,7 +17,7 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from jettison.device.cuda.worklist import WorkShape
 from jettison.device.kernels.base import (
     CUDA,
     CUDA_INVARIANT,
+    check_activation,
     check_arena,
     check_argmax,
     check_gather,
@@ -49,9 +50,8 @@ from jettison.device.kernels.base import (
     check_window,
     fail,
 )
-from jettison.device.kernels.experts import activate, check_experts, check_weights
-from jettison.device.kernels.layer import feed_forward, prepare_heads
-from jettison.device.kernels.norms import rms_normalized
+from jettison.device.kernels.experts import check_experts, check_weights
+from jettison.device.kernels.layer import feed_forward
 from jettison.device.kernels.onednn import torch_sums
 from jettison.device.kernels.operands import (
     Activations,
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from jettison.device.model.batch import RowOperations
 
 _HEADS_A_PROGRAM = 4
-_SILU_BLOCK = 1024
+_ACTIVATION_BLOCK = 1024
 _GATHER_BLOCK = 2048
 
 
@@ -227,15 +227,9 @@ class CudaKernels:
     def attend_rows(
         self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, rows: StepRows
     ) -> None:
-        """The first half of a layer, for rows that are on the device: four launches, where norms of heads are
-        Llama's."""
-        if constants.norm == "rms" or weights.q_norm is None:
-            self.linear(buffers.x, weights.qkv_weight, None, buffers.qkv)
-            self.prepare_and_write(weights, buffers, constants, rows)
-        else:
-            self.linear(buffers.x, weights.qkv_weight, weights.qkv_bias, buffers.qkv)
-            prepare_heads(self, weights, buffers, constants, rows.positions)
-            self.write_rows(buffers.k, buffers.v, weights.arena, rows)
+        """The first half of a layer, for rows that are on the device: four launches."""
+        self.linear(buffers.x, weights.qkv_weight, None, buffers.qkv)
+        self.prepare_and_write(weights, buffers, constants, rows)
         self.attend(
             buffers.q, weights.arena, rows, buffers.attention, constants.scale, None, constants.window,
             constants.softcap,
@@ -260,7 +254,7 @@ class CudaKernels:
         compiled_for = {
             "HQ": q.shape[1], "KVH": kv_heads, "D": head_dim, "DP": triton.next_power_of_2(head_dim),
             "R": constants.cos.shape[1], "BS": block_size, "HB": _HEADS_A_PROGRAM, "HAS_BIAS": bias is not None,
-            "HAS_NORM": has_norm, "ROTATES": True, "WRITES": True, "PDL": self.launches_early,
+            "HAS_NORM": has_norm, "KIND": constants.norm, "ROTATES": True, "WRITES": True, "PDL": self.launches_early,
         }  # fmt: skip
         grid = q.shape[0], triton.cdiv(heads, _HEADS_A_PROGRAM)
         launch(elementwise.heads_kernel, grid, arguments, compiled_for, num_warps=2, **self._launch())
@@ -283,7 +277,7 @@ class CudaKernels:
         is_few = not self.rows_are_independent and tokens * num_chosen <= FEW_ROWS * number
         rows = FEW_ROWS if is_few else MANY_ROWS
         multiply(x, pairs, num_chosen, weights.gate_up.data, weights.gate_up_bias, buffers.gate_up, rows)
-        activate(activation, buffers.gate_up, buffers.activated, self)
+        self.activate(activation, buffers.gate_up, buffers.activated)
         own = pairs._replace(order=torch.arange(tokens * num_chosen, device=x.device))
         multiply(buffers.activated, own, 1, weights.down.data, weights.down_bias, buffers.each, rows)
         add_up(buffers.each, pairs, shares, out)
@@ -307,25 +301,31 @@ class CudaKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, kind: RmsNorm = "rms") -> None:
         """See ``Kernels.rms_norm``."""
         check_norm(x, weight, out)
-        if kind != "rms":
-            out.copy_(rms_normalized(x, weight, eps, kind))
-            return
-        self._norm(x, x, weight, eps, out, adds=False)
+        self._norm(x, x, weight, eps, out, kind, adds=False)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """See ``Kernels.add_rms_norm``."""
         check_norm(x, weight, out, residual)
-        self._norm(x, residual, weight, eps, out, adds=True)
+        self._norm(x, residual, weight, eps, out, "rms", adds=True)
 
-    def _norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, *, adds: bool) -> None:
-        width = x.shape[1]
-        block = triton.next_power_of_2(width)
-        launch(
-            elementwise.norm_kernel, (x.shape[0],),
-            (x, residual, weight, out, x.stride(0), residual.stride(0), out.stride(0), width, eps),
-            {"ADD": adds, "BLOCK": block, "PDL": self.launches_early}, num_warps=min(8, max(1, block // 256)),
-            **self._launch(),
-        )
+    def _norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, kind: RmsNorm, *, adds: bool
+    ) -> None:
+        arguments = (x, residual, weight, out, x.stride(0), residual.stride(0), out.stride(0), x.shape[1], eps)
+        self._launch_rows(elementwise.norm_kernel, x, arguments, {"ADD": adds, "KIND": kind})
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
+        """See ``Kernels.layer_norm``."""
+        check_norm(x, weight, out, bias=bias)
+        arguments = (x, weight, x if bias is None else bias, out, x.stride(0), out.stride(0), x.shape[1], eps)
+        self._launch_rows(elementwise.layer_norm_kernel, x, arguments, {"HAS_BIAS": bias is not None})
+
+    def _launch_rows(self, kernel: Any, x: Tensor, arguments: tuple[Any, ...], kind: dict[str, Any]) -> None:
+        """A program for each row of ``x``, which has all of it at once."""
+        block = triton.next_power_of_2(x.shape[1])
+        constants = kind | {"BLOCK": block, "PDL": self.launches_early}
+        warps = min(8, max(1, block // 256))
+        launch(kernel, (x.shape[0],), arguments, constants, num_warps=warps, **self._launch())
 
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array) -> None:
         """See ``Kernels.rotary``. Positions on the device are not checked: positions outside the tables rotate
@@ -343,14 +343,11 @@ class CudaKernels:
         """See ``Kernels.head_rms_norm``."""
         check_heads("x", x, x.dtype)
         check_vector("weight", weight, x.shape[2], x.dtype)
-        if kind != "rms":
-            x.copy_(rms_normalized(x, weight, eps, kind))
-            return
-        self._heads(x, gains=weight, eps=eps)
+        self._heads(x, gains=weight, eps=eps, kind=kind)
 
     def _heads(
-        self, x: Tensor, *, gains: Tensor | None = None, eps: float = 0.0, cos: Tensor | None = None,
-        sin: Tensor | None = None, positions: Tensor | None = None,
+        self, x: Tensor, *, gains: Tensor | None = None, eps: float = 0.0, kind: RmsNorm = "rms",
+        cos: Tensor | None = None, sin: Tensor | None = None, positions: Tensor | None = None,
     ) -> None:
         """Norm or rotation of heads in place."""
         tokens, heads, head_dim = x.shape
@@ -359,8 +356,8 @@ class CudaKernels:
         elementwise.heads_kernel[(tokens, triton.cdiv(heads, _HEADS_A_PROGRAM))](
             x, x, x, gain, gain, cos, sin, positions, None, x.stride(0), num_positions, eps,
             HQ=heads, KVH=0, D=head_dim, DP=triton.next_power_of_2(head_dim), R=rotary_dim, BS=1,
-            HB=_HEADS_A_PROGRAM, HAS_BIAS=False, HAS_NORM=gains is not None, ROTATES=cos is not None, WRITES=False,
-            PDL=self.launches_early, num_warps=2, **self._launch(),
+            HB=_HEADS_A_PROGRAM, HAS_BIAS=False, HAS_NORM=gains is not None, KIND=kind, ROTATES=cos is not None,
+            WRITES=False, PDL=self.launches_early, num_warps=2, **self._launch(),
         )
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
@@ -368,10 +365,19 @@ class CudaKernels:
         rows, cols = out.shape
         check_matrix("out", out, rows, cols, gate_up.dtype)
         check_matrix("gate_up", gate_up, rows, 2 * cols, gate_up.dtype)
+        self._activate("silu", gate_up, out, is_gated=True)
+
+    def activate(self, activation: Activation, up: Tensor, out: Tensor) -> None:
+        """See ``Kernels.activate``."""
+        self._activate(activation, up, out, is_gated=check_activation(activation, up, out))
+
+    def _activate(self, activation: Activation, up: Tensor, out: Tensor, *, is_gated: bool) -> None:
+        rows, cols = out.shape
         launch(
-            elementwise.silu_kernel, (rows, triton.cdiv(cols, _SILU_BLOCK)),
-            (gate_up, out, gate_up.stride(0), out.stride(0), cols),
-            {"BLOCK": _SILU_BLOCK, "PDL": self.launches_early}, num_warps=4, **self._launch(),
+            elementwise.activation_kernel, (rows, triton.cdiv(cols, _ACTIVATION_BLOCK)),
+            (up, out, up.stride(0), out.stride(0), cols),
+            {"KIND": activation, "IS_GATED": is_gated, "BLOCK": _ACTIVATION_BLOCK, "PDL": self.launches_early},
+            num_warps=4, **self._launch(),
         )
 
     def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:

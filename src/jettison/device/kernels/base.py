@@ -109,6 +109,11 @@ class Kernels(Protocol):
         """
         ...
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
+        """``out = weight * (x - mean(x)) / sqrt(var(x) + eps) + bias`` over the last dimension, rounded once. Shapes as
+        in ``rms_norm``; ``bias``: [H]."""
+        ...
+
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """``residual += x`` in place, then ``out = rms_norm(residual)``. All [T, H]; ``out`` may be ``x``."""
         ...
@@ -129,6 +134,11 @@ class Kernels(Protocol):
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
         """``out = silu(gate) * up``. ``gate_up``: [T, 2 * I], gate first; ``out``: [T, I]."""
+        ...
+
+    def activate(self, activation: Activation, up: Tensor, out: Tensor) -> None:
+        """What lies between an MLP's two products, rounded once. ``up``: [T, 2 * I], gates first, or [T, I] without
+        them (pairs of neighbours for ``swiglu_clamped``); ``out``: [T, I]."""
         ...
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
@@ -228,8 +238,7 @@ def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     ``sum_dtype``; ``sinks``: [num_heads]. exp(lse) / (exp(lse) + exp(sink)) of the weights remains (gpt-oss; Xiao et
     al. 2024, "Efficient streaming language models with attention sinks", whose sinks are tokens).
     """
-    remains = torch.sigmoid(lse - sinks.to(lse.dtype)).unsqueeze(-1)
-    out.copy_(out.to(lse.dtype) * remains)
+    out.mul_(torch.sigmoid(lse - sinks.to(lse.dtype)).unsqueeze(-1))  # in the precision of sums, rounded once
 
 
 def check_window(
@@ -290,8 +299,10 @@ def check_arena(arena: Tensor, dtype: torch.dtype) -> None:
         fail("arena: must be contiguous")
 
 
-def check_norm(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
-    """Checks of ``rms_norm`` and ``add_rms_norm``."""
+def check_norm(
+    x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None, bias: Tensor | None = None
+) -> None:
+    """Checks of ``rms_norm``, ``add_rms_norm`` and ``layer_norm``."""
     if x.dim() != 2:
         fail(f"x: expected [tokens, hidden], got {tuple(x.shape)}")
     rows, cols = x.shape
@@ -300,6 +311,17 @@ def check_norm(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None =
     if residual is not None:
         check_matrix("residual", residual, rows, cols, x.dtype)
     check_vector("weight", weight, cols, x.dtype)
+    if bias is not None:
+        check_vector("bias", bias, cols, x.dtype)
+
+
+def check_activation(activation: Activation, up: Tensor, out: Tensor) -> bool:
+    """Checks of ``activate``; whether there are gates."""
+    rows, cols = out.shape
+    is_gated = activation == "swiglu_clamped" or up.shape[1] != cols
+    check_matrix("out", out, rows, cols, up.dtype)
+    check_matrix("up", up, rows, 2 * cols if is_gated else cols, up.dtype)
+    return is_gated
 
 
 def check_vector(name: str, t: Tensor, size: int, dtype: torch.dtype) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jettison.device.kernels.base import fail, sum_dtype
+from jettison.device.kernels.base import check_activation, fail, sum_dtype
 from jettison.device.kernels.operands import ExpertWeights, RoutedBuffers
 from jettison.device.model.arithmetic import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation
 
@@ -42,7 +42,7 @@ def pass_experts(
     for expert, start, end in parts:
         bias = None if weights.gate_up_bias is None else weights.gate_up_bias[expert]
         kernels.linear(sorted_x[start:end], weights.gate_up.matrix(expert), bias, buffers.gate_up[start:end])
-    activate(activation, buffers.gate_up, buffers.activated, kernels)
+    kernels.activate(activation, buffers.gate_up, buffers.activated)
     for expert, start, end in parts:
         bias = None if weights.down_bias is None else weights.down_bias[expert]
         kernels.linear(buffers.activated[start:end], weights.down.matrix(expert), bias, buffers.each[start:end])
@@ -55,21 +55,24 @@ def pass_experts(
     out.copy_(total)
 
 
-def activate(activation: Activation, gate_up: Tensor, out: Tensor, kernels: Kernels) -> None:
-    """What lies between an MLP's two products, of a gate and an up projection. ``out``: [T, inner]."""
-    if activation == "silu":
-        kernels.silu_mul(gate_up, out)
+def activate(kernels: Kernels, activation: Activation, up: Tensor, out: Tensor) -> None:
+    """``Kernels.activate`` in single operations of torch, but for SiLU with gates, which has a kernel."""
+    is_gated = check_activation(activation, up, out)
+    if activation == "silu" and is_gated:
+        kernels.silu_mul(up, out)
         return
-    wide = gate_up.to(sum_dtype(gate_up.dtype))
+    wide = up.to(sum_dtype(up.dtype))
     if activation == "swiglu_clamped":
-        gate, up = wide[:, ::2].clamp(max=SWIGLU_LIMIT), wide[:, 1::2].clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
-        out.copy_((up + 1.0) * gate * torch.sigmoid(gate * SWIGLU_ALPHA))
-        return
-    gate, up = wide.chunk(2, dim=-1)
-    out.copy_(ACTIVATIONS[activation](gate) * up)
+        gate, value = wide[:, ::2].clamp(max=SWIGLU_LIMIT), wide[:, 1::2].clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+        out.copy_((value + 1.0) * gate * torch.sigmoid(gate * SWIGLU_ALPHA))
+    elif is_gated:
+        gate, value = wide.chunk(2, dim=-1)
+        out.copy_(_ACTIVATIONS[activation](gate) * value)
+    else:
+        out.copy_(_ACTIVATIONS[activation](wide))
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }  # fmt: skip
 

@@ -43,8 +43,9 @@ from jettison.device.kernels.bound import (
     form_struct,
     int64s,
 )
-from jettison.device.kernels.experts import check_experts, pass_experts
+from jettison.device.kernels.experts import activate, check_experts, pass_experts
 from jettison.device.kernels.integers import check_gather_integers, check_linear_integers, check_pack_integers
+from jettison.device.kernels.norms import layer_normalized
 from jettison.device.kernels.operands import (
     Activations,
     ExpertWeights,
@@ -234,6 +235,11 @@ class NativeKernels:
             rows, cols, RMS_NORM_CODES[kind],
         )  # fmt: skip
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
+        """See ``Kernels.layer_norm``."""
+        check_norm(x, weight, out, bias=bias)
+        out.copy_(layer_normalized(x, weight, bias, eps))
+
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """See ``Kernels.add_rms_norm``."""
         check_norm(x, weight, out, residual)
@@ -280,6 +286,10 @@ class NativeKernels:
         self._silu_mul(
             DTYPE_CODES[dtype], gate_up.data_ptr(), gate_up.stride()[0], out.data_ptr(), out.stride()[0], rows, cols
         )
+
+    def activate(self, activation: Activation, up: Tensor, out: Tensor) -> None:
+        """See ``Kernels.activate``."""
+        activate(self, activation, up, out)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """See ``Kernels.linear``."""

@@ -1,4 +1,4 @@
-"""RMS norms of every kind, of single operations of torch: where a back end has no kernel for a kind, and in tests.
+"""Norms of every kind, of single operations of torch: where a back end has no kernel for a kind, and in tests.
 
 Not here: which norms a model has (``device.model.norms``).
 """
@@ -19,6 +19,13 @@ def rms_normalized(x: Tensor, weight: Tensor, eps: float, kind: RmsNorm = "rms")
         return weight * scaled.to(x.dtype)
     gain = weight.to(scaled.dtype)
     return (scaled * (gain + 1.0 if kind == "rms_plus_one" else gain)).to(x.dtype)
+
+
+def layer_normalized(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """See ``Kernels.layer_norm``."""
+    wide = x.to(sum_dtype(x.dtype))
+    made = rms_scaled(wide - wide.mean(-1, keepdim=True), eps) * weight.to(wide.dtype)
+    return (made if bias is None else made + bias.to(wide.dtype)).to(x.dtype)
 
 
 def rms_scaled(wide: Tensor, eps: float) -> Tensor:

@@ -30,10 +30,10 @@ from jettison.device.kernels.base import (
     fail,
     sum_dtype,
 )
-from jettison.device.kernels.experts import pass_experts
+from jettison.device.kernels.experts import activate, pass_experts
 from jettison.device.kernels.integers import pack_integers, torch_gather_integers, torch_linear_integers
 from jettison.device.kernels.layer import attend_layer, feed_forward
-from jettison.device.kernels.norms import rms_normalized
+from jettison.device.kernels.norms import layer_normalized, rms_normalized
 from jettison.device.kernels.onednn import torch_linear
 from jettison.device.kernels.operands import (
     Activations,
@@ -152,6 +152,11 @@ class TorchKernels:
         check_norm(x, weight, out)
         out.copy_(rms_normalized(x, weight, eps, kind))
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
+        """See ``Kernels.layer_norm``."""
+        check_norm(x, weight, out, bias=bias)
+        out.copy_(layer_normalized(x, weight, bias, eps))
+
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """See ``Kernels.add_rms_norm``."""
         check_norm(x, weight, out, residual)
@@ -185,6 +190,10 @@ class TorchKernels:
         check_matrix("gate_up", gate_up, rows, 2 * cols, gate_up.dtype)
         gate, up = gate_up.to(sum_dtype(out.dtype)).chunk(2, dim=-1)
         out.copy_(F.silu(gate) * up)
+
+    def activate(self, activation: Activation, up: Tensor, out: Tensor) -> None:
+        """See ``Kernels.activate``."""
+        activate(self, activation, up, out)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """See ``Kernels.linear``."""

@@ -5,7 +5,7 @@
 
 Which norms there are is the architecture's: before each half (Llama), after it (OLMo 2), both (Gemma), or one for both
 halves at once (Cohere). What the last half adds stays in ``buffers.x``, as ``decoder`` has it, so a split changes no
-bit. Operations that kernels lack are torch's, row by row: no row depends on another.
+bit. Operations that kernels lack are torch's, element by element: no row depends on another.
 
 Not here: which layers there are, embedding and head (``decoder``).
 """
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.base import apply_sinks, sum_dtype
-from jettison.device.kernels.experts import ACTIVATIONS, activate
 from jettison.device.kernels.operands import IntegerMatrix, LayerConstants, LayerWeights, PackedMatrix
 from jettison.device.model.arithmetic import LayerKind, QueryGrowth
 from jettison.device.model.batch import Batch, HostRowOperations
@@ -157,12 +156,9 @@ class GeneralLayers:
             x.add_(made)
 
     def _dense(self, weights: LayerWeights, x: Tensor, up: Tensor, activated: Tensor) -> None:
-        kernels, activation = self._kernels, self._arithmetic.activation
+        kernels = self._kernels
         kernels.linear(x, weights.gate_up_weight, weights.gate_up_bias, up)
-        if self._arithmetic.is_gated:
-            activate(activation, up, activated, kernels)
-        else:
-            activated.copy_(ACTIVATIONS[activation](up.to(sum_dtype(up.dtype))))
+        kernels.activate(self._arithmetic.activation, up, activated)
         kernels.linear(activated, weights.down_weight, weights.down_bias, x)
 
 
