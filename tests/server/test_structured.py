@@ -151,14 +151,38 @@ async def test_pydantics_unions_are_followed(compiler):
       {"type": "object", "properties": {"k": {"const": "b"}}}], None, None),
     ([{"properties": {"k": {"const": "a"}}}, {"properties": {"k": {"const": "b"}}}], None, None),  # of 5 both hold
     ([{"type": "object", "properties": {"k": {"const": "a"}}}, {"type": "object"}], None, None),
+    ([{"oneOf": [{"type": "object", "properties": {"k": {"const": "a"}, "l": {"const": one}}} for one in "xy"]},
+      {"type": "object", "properties": {"k": {"$ref": "#/$defs/K%20b"}}}],
+     ['{"k":"a","l":"y"}', '{"k":"a","l":"z"}', '{"k":"a"}', '{"k":"b"}', "{}"], [True, False, False, True, False]),
+    ([{"type": "object", "properties": {"k": {"const": "a"}}}, {"anyOf": [{"type": "object"}]}], None, None),
 ])  # fmt: skip
 def test_parts_that_a_constant_tells_apart_are_followed(compiler, parts, texts, expected):
     for extra in ({}, {"anyOf": [{"type": "object", "properties": {"n": {"type": "integer"}}}]}):
-        constraint = Constraint("json", json.dumps({"oneOf": parts, **extra}))
+        schema = {"oneOf": parts, "$defs": {"K b": {"const": "b"}}, **extra}
+        constraint = Constraint("json", json.dumps(schema))
         if texts is not None:
             assert follows(compiler, constraint, *texts) == expected
         else:
             assert "oneOf" in compiler.compiled(Job(kind="json", text=constraint.text)).error
+
+
+@pytest.mark.parametrize("parts", [
+    [{"type": "object", "properties": {"k": {"type": "string"}, name: {"type": "integer"}}} for name in "ab"],
+    [{"type": "string"}, {"type": "string", "maxLength": 3}],
+    [{"type": "object", "properties": {"k": {"const": "a"}}}] * 2,
+])  # fmt: skip
+def test_a_discriminator_that_tells_no_parts_apart_is_not_believed(compiler, parts):
+    schema = {"oneOf": parts, "discriminator": {"propertyName": "k"}}
+    assert "oneOf" in compiler.compiled(Job(kind="json", text=json.dumps(schema))).error
+
+
+def test_what_references_lead_to_is_a_part_wherever_it_stands(compiler):
+    for place in ("#/components/X", "#/list/1", "#/a%20b/X~1"):
+        schema = {"$ref": place, "list": [0, {"format": "path"}], "components": {"X": {"format": "path"}},
+                  "a b": {"X/": {"format": "path"}}}  # fmt: skip
+        assert follows(compiler, Constraint("json", json.dumps(schema)), '"a"') == [True]
+    circle = {"properties": {"next": {"$ref": "#"}}, "type": "object", "format": "path"}
+    assert follows(compiler, Constraint("json", json.dumps(circle)), '{"next":{}}') == [True]
 
 
 def test_formats_that_no_standard_defines_say_nothing(compiler):
@@ -180,6 +204,13 @@ def test_what_is_not_followed_is_refused_unless_it_is_left_out(compiler, keyword
     loose, left_out = loosened(schema)
     assert left_out == {keyword, "pattern"} and "pattern" in schema["properties"]["b"]
     assert follows(compiler, Constraint("json", json.dumps(loose)), '{"a":1,"b":"z"}') == [True]
+
+
+def test_names_that_are_left_out_are_not_forbidden(compiler):
+    schema = {"type": "object", "patternProperties": {"^(?!x-).+$": {"type": "integer"}}, "additionalProperties": False}
+    loose, left_out = loosened(schema)
+    assert left_out == {"patternProperties", "additionalProperties"}
+    assert follows(compiler, Constraint("json", json.dumps(loose)), '{"a":1}') == [True]
 
 
 def test_what_looks_around():

@@ -293,6 +293,15 @@ async def test_a_long_call_that_breaks_is_content_in_an_answer_in_one_piece(serv
             assert end == "stop" and message["tool_calls"][-1]["function"]["arguments"].startswith('{"city": "xxx')
 
 
+async def test_a_long_call_whose_arguments_are_whole_is_told_whatever_follows(serve, tokenizer_of):
+    long = "get_weather", {"city": "x" * 300}
+    whole = hermes([long])
+    for text in (whole[: whole.rindex("}")], whole.replace('"}}', '"}')):
+        async with serve(says(text), tokenizer=tokenizer_of(template("qwen3"))) as served:
+            message, end, _, _ = await both_ways(served, tools=TOOLS)
+            assert called(message) == [long] and end == "tool_calls"
+
+
 def test_arguments_as_a_whole_answer_may_break_off():
     for text, breaks_off in (('{"a": 1}', False), ('{"a": 1', True), ("[1]", True)):
         parser = ArgumentsParser("now")

@@ -126,10 +126,11 @@ class Machine(ABC):
         self._taken = []
 
     def _give_up(self) -> None:
-        """What was read is no call, or a call that was told and breaks off. A long one that the answer's end cuts is
-        told, as in a stream."""
-        is_cut = self._is_over and self._at == len(self._text) and self._in_arguments
-        if is_cut and not self._is_told and self._num_chars > FLOW_CHARS and self._name is not None:
+        """What was read is no call, or a call that was told and breaks off. A long one is told as in a stream where
+        its arguments are whole, or the answer's end cuts them."""
+        is_cut = self._is_over and self._at == len(self._text)
+        is_readable = self._name is not None and (is_cut or not self._in_arguments)
+        if is_readable and not self._is_told and self._num_chars > FLOW_CHARS:
             self._tell()
         if self._is_told:
             self.breaks_off = self._in_arguments
