@@ -6,11 +6,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 from fakes import MS, FakeCluster
+from hypothesis import given
+from hypothesis import strategies as st
 from sleepers import is_asleep, sleep
 
-from jettison.core.ladder.packing.newcomers import Newcomers, fits_compute
+from jettison.core.ladder.packing.newcomers import FEW_PLACES, Newcomers, fits_compute, least_ahead
 from jettison.core.ladder.prompts import PromptWork, prompt_rate_of
 from jettison.core.load.views import Loads
 from jettison.core.params import AwakeParams
@@ -128,7 +131,7 @@ def choice(cluster: FakeCluster, wanted: Group, other: Group, *, is_needed: bool
     """Of two groups in use, of which packing wants the first for the request named "new"; it can do without the other
     unless it ``is_needed``."""
     newcomers, state = Newcomers(cluster.core.state, Loads(cluster.core.state)), cluster.core.state.requests["new"]
-    return newcomers.choose(wanted, state, lambda: [other], lambda: [], {other.group_id} if is_needed else set())
+    return newcomers.choose(wanted, state, lambda: ([other], []), {other.group_id} if is_needed else set())
 
 
 def test_a_newcomer_does_not_wait_behind_a_prompt_where_another_instance_is_in_use_anyway() -> None:
@@ -149,6 +152,21 @@ def test_no_newcomer_leaves_an_instance_that_keeps_the_objective_for_one_that_br
     assert [fits_compute(cluster.core.state, group, new) for group in (decoding, computing)] == [True, False]
     assert choice(cluster, decoding, computing, is_needed=True) is decoding
     expect_all_well(cluster)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 2000), st.integers(0, 64), st.booleans()), max_size=40))
+def test_few_places_are_weighed_and_those_have_the_least_ahead(groups: list[tuple[int, int, int, bool]]) -> None:
+    made = [
+        SimpleNamespace(
+            group_id=i, limits=SimpleNamespace(max_num_batched_tokens=512), has_room=has_room,
+            queues=SimpleNamespace(queued_tokens=lambda num=num: num, unfinished_tokens=lambda num=begun: num,
+                                   num_served_online=served),
+        )
+        for i, (num, begun, served, has_room) in enumerate(groups)
+    ]  # fmt: skip
+    found = least_ahead(made, lambda group: group.has_room)  # type: ignore[arg-type, attr-defined]
+    roomy = [(-(-(num + begun) // 512), served, i) for i, (num, begun, served, room) in enumerate(groups) if room]
+    assert [group.group_id for group in found] == [i for _, _, i in sorted(roomy)[:FEW_PLACES]]
 
 
 def test_a_prompt_counts_for_what_it_attends_to() -> None:

@@ -64,7 +64,8 @@ class PromptWork:
 
     def ahead(self, group: Group) -> float:
         """What is left of all online prompts of a group: a newcomer's turn comes after them."""
-        return self.begun(group) + sum(map(self.of, group.queues.waiting))
+        queues = group.queues
+        return self.begun(group) + queues.queued_tokens() + self._attention * queues.queued_squares / 2.0
 
 
 def slowed_share(cluster: ClusterState, group: Group, rate: float) -> float:

@@ -69,6 +69,8 @@ class Queues:
         # Sums are kept, as dispatch and the monitor would cost O(queue) each time; ``check`` compares.
         self._num_queued_blocks = 0
         self._num_queued_tokens = 0
+        self.queued_squares = 0
+        """The squares of the waiting online requests' tokens, added up: by these their attention goes."""
         self.largest_queued_tokens = 0
         """No waiting request has more tokens; lowered only when the queue is empty."""
         self.prefilling: dict[RequestId, RequestState] = {}
@@ -236,6 +238,7 @@ class Queues:
             return
         self._num_queued_blocks += sign * self._limits.blocks_for(state.num_tokens)
         self._num_queued_tokens += sign * state.num_tokens
+        self.queued_squares += sign * state.num_tokens**2
 
     def _note_unqueued(self) -> None:
         if not self.waiting:
@@ -364,7 +367,7 @@ class Queues:
         self.stored.clear()
         self.suspects.clear()
         self.prefilling.clear()
-        self._num_queued_blocks = self._num_queued_tokens = 0
+        self._num_queued_blocks = self._num_queued_tokens = self.queued_squares = 0
         self._sum_scheduled_ns = self._sum_offline_ns = self._num_offline = 0
         self._note_unqueued()
         return states
@@ -404,6 +407,7 @@ class Queues:
         assert not any(s.is_offline for s in online) and all(s.is_offline for s in offline)
         assert self._num_queued_blocks == sum(self._limits.blocks_for(s.num_tokens) for s in online)
         assert self._num_queued_tokens == sum(s.num_tokens for s in online)
+        assert self.queued_squares == sum(s.num_tokens**2 for s in online)
         assert self._offline_ids == {s.request_id for s in offline}
         assert self.has_waiting == (self._group_id in self._queued)
         assert bool(online) == (self._group_id in self._queued_online)

@@ -3,6 +3,7 @@ each place costs. ``policy.packing.placing`` weighs places; here are its views o
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import NamedTuple
 
@@ -15,6 +16,9 @@ from jettison.policy.packing.params import breaks_ttft
 from jettison.policy.packing.placing import DevicePrice, Host, goes_elsewhere, place_cost
 from jettison.policy.slo import objectives
 from jettison.types import GroupId
+
+FEW_PLACES = 4
+"""Groups that a newcomer's prompt is weighed in beside the one that packing chose: each takes a few predictions."""
 
 
 def has_room(cluster: ClusterState, group: Group, state: RequestState) -> bool:
@@ -39,6 +43,23 @@ def fits_compute(cluster: ClusterState, group: Group, state: RequestState) -> bo
     return not breaks_ttft(work.ahead(group), work.of(state), prompt_rate_of(cluster, group), ttft_s)
 
 
+def least_ahead(groups: Iterable[Group], has_room: Callable[[Group], bool]) -> list[Group]:
+    """At most ``FEW_PLACES`` groups that have room: those with the fewest full steps of prompts ahead and, of these,
+    with the fewest requests, which cost a newcomer least."""
+    keys = []
+    for group in groups:
+        ahead = group.queues.queued_tokens() + group.queues.unfinished_tokens()
+        num_steps = -(-ahead // group.limits.max_num_batched_tokens)
+        keys.append((num_steps, group.queues.num_served_online, group.group_id, group))
+    heapq.heapify(keys)
+    found: list[Group] = []
+    while keys and len(found) < FEW_PLACES:
+        group = heapq.heappop(keys)[-1]
+        if has_room(group):
+            found.append(group)
+    return found
+
+
 class Late(NamedTuple):
     """A request that waits for its first step in a group, and would better be served by an empty one."""
 
@@ -59,49 +80,60 @@ class Newcomers:
         self._cluster, self._loads = cluster, loads
 
     def choose(
-        self, wanted: Group, state: RequestState, others: Callable[[], Iterable[Group]],
-        spares: Callable[[], Iterable[Group]], needed: Container[GroupId],
+        self, wanted: Group, state: RequestState, others: Callable[[], tuple[Iterable[Group], Iterable[Group]]],
+        needed: Container[GroupId],
     ) -> Group | None:
         """The group for a newcomer: ``wanted``, which packing chose by memory, unless another costs less and keeps the
-        objective for the first token, too. ``others``: the other groups in use, ``spares``: groups without online
-        requests, all of them packed; ``needed``: packing cannot do without these. Where ``wanted`` has no room, or
-        would break the objective, those in use that keep it come first, and none costs more for not being the one that
-        packing chose. None: none of them has room."""
+        objective for the first token, too. ``others``: the other groups in use, and those without online requests, all
+        of them packed; ``needed``: packing cannot do without these. Where ``wanted`` has no room, or would break the
+        objective, those in use that keep it come first, and none costs more for not being the one that packing chose.
+        None: none of them has room.
+
+        Of the others those with the least ahead are weighed, and of empty groups, which are alike, the first.
+        """
         cluster = self._cluster
         cluster.catch_up(wanted.group_id)
+        work = PromptWork(cluster)
+        prompt, ttft_s = work.of(state), objectives(cluster.params.offline.slo, cluster.predictor).ttft_s
+
+        def keeps(host: Host | None) -> bool:
+            return host is None or not breaks_ttft(host.ahead_tokens, prompt, host.tokens_per_s, ttft_s)
+
         fits = has_room(cluster, wanted, state)
-        is_in_time = fits and fits_compute(cluster, wanted, state)
-        price, here = self._price(wanted), self._host(wanted) if fits else None
-        if is_in_time and (here is None or (not here.ahead_tokens and not self._alone_is_better(here, state, price))):
+        price, here = self._price(wanted), self._host(wanted, work) if fits else None
+        is_in_time = fits and keeps(here)
+        if is_in_time and (here is None or (not here.ahead_tokens and not self._alone_is_better(here, prompt, price))):
             return wanted
-        in_use, empty = self._roomy(others(), state), self._roomy(spares(), state)
-        found = [wanted] * fits + in_use + empty
-        if is_in_time:
-            found = [g for g in found if g is wanted or fits_compute(cluster, g, state)]
-        elif keeping := [g for g in in_use if fits_compute(cluster, g, state)]:
+        in_use, spares = others()
+        found: list[tuple[Group, Host | None]] = [(wanted, here)] if fits else []
+        nearby = [(g, self._host(g, work)) for g in least_ahead(in_use, lambda g: self._has_room(g, state))]
+        found += [(g, host) for g, host in nearby if not is_in_time or keeps(host)]
+        if not is_in_time and (keeping := [(g, host) for g, host in nearby if keeps(host)]):
             found = keeping
-        costs, prompt = dict[GroupId, float](), PromptWork(cluster).of(state)
-        for group in found:
-            host = here if group is wanted else self._host(group)
+        elif (spare := next((g for g in spares if self._has_room(g, state)), None)) is not None:
+            found.append((spare, self._host(spare, work)))
+        costs = dict[GroupId, float]()
+        for group, host in found:
             is_extra = is_in_time and group is not wanted and group.group_id not in needed
             cost = 0.0 if host is None else place_cost(host._replace(is_extra=is_extra), prompt, price)
             costs[group.group_id] = cost
-        return min(found, key=lambda g: (costs[g.group_id], g.blocks.num_free, g.group_id), default=None)
+        groups = (group for group, _ in found)
+        return min(groups, key=lambda g: (costs[g.group_id], g.blocks.num_free, g.group_id), default=None)
 
-    def stays(self, state: RequestState, group: Group, wanted: Group) -> bool:
+    def stays(self, state: RequestState, group: Group, wanted: Group, *, is_extra: bool) -> bool:
         """Whether a request that waits for its first step in a group stays although packing wants it elsewhere: its
-        prompt costs less where it is, even if packing could do without that group."""
-        here, there = self._host(group), self._host(wanted)
+        prompt costs less where it is. ``is_extra``: packing could do without that group."""
+        work = PromptWork(self._cluster)
+        here, there = self._host(group, work), self._host(wanted, work)
         if here is None or there is None:
             return False
-        work = PromptWork(self._cluster)
         ahead = work.begun(group)
         for waiting in group.queues.waiting:
             if waiting is state:
                 break
             ahead += work.of(waiting)
         price, prompt = self._price(wanted), work.of(state)
-        cost_s = place_cost(here._replace(ahead_tokens=ahead, is_extra=True), prompt, price)
+        cost_s = place_cost(here._replace(ahead_tokens=ahead, is_extra=is_extra), prompt, price)
         return cost_s < place_cost(there, prompt, price)
 
     def late(self, groups: Iterable[Group], opens_s: float = 0.0) -> Iterator[Late]:
@@ -112,7 +144,7 @@ class Newcomers:
             if not group.queues.waiting:
                 continue
             self._cluster.catch_up(group.group_id)
-            here, price = self._host(group), self._price(group)
+            here, price = self._host(group, work), self._price(group)
             empty = self._alone(opens_s)
             if here is None or empty is None:
                 continue
@@ -129,26 +161,22 @@ class Newcomers:
 
     # --- views ------------------------------------------------------------------------------------------------
 
-    def _roomy(self, groups: Iterable[Group], state: RequestState) -> list[Group]:
-        """Those of these groups that have room for a newcomer."""
-        found: list[Group] = []
-        for group in groups:
-            self._cluster.catch_up(group.group_id)
-            if has_room(self._cluster, group, state):
-                found.append(group)
-        return found
+    def _has_room(self, group: Group, state: RequestState) -> bool:
+        """``has_room`` of the group as it is now."""
+        self._cluster.catch_up(group.group_id)
+        return has_room(self._cluster, group, state)
 
-    def _alone_is_better(self, here: Host, state: RequestState, price: DevicePrice) -> bool:
+    def _alone_is_better(self, here: Host, prompt: float, price: DevicePrice) -> bool:
         """Whether an empty group, if there is one, costs a newcomer less."""
         empty = self._alone(0.0)
-        return empty is not None and goes_elsewhere(here, empty, PromptWork(self._cluster).of(state), price)
+        return empty is not None and goes_elsewhere(here, empty, prompt, price)
 
     def _alone(self, opens_s: float) -> Host | None:
         """A group without requests, which packing could do without; None while too little is known of steps."""
         rate = self._cluster.predictor.prefill_tokens_per_s(self._cluster.limits.max_num_batched_tokens)
         return None if rate is None else Host(tokens_per_s=rate, opens_s=opens_s, is_extra=True)
 
-    def _host(self, group: Group) -> Host | None:
+    def _host(self, group: Group, work: PromptWork) -> Host | None:
         """A group as a newcomer finds it; None while too little is known of steps."""
         rate, queues = prompt_rate_of(self._cluster, group), group.queues
         if rate is None:
@@ -156,7 +184,7 @@ class Newcomers:
         num_decoding = len(queues.running) - queues.num_running_offline
         num_decoding -= sum(not s.is_offline for s in queues.prefilling.values())
         return Host(
-            PromptWork(self._cluster).ahead(group), rate, max(0, num_decoding),
+            work.ahead(group), rate, max(0, num_decoding),
             slowed_share(self._cluster, group, rate), self._coming_per_s(group),
         )
 
