@@ -232,7 +232,7 @@ class WakeRung(Rung):
         ones last."""
         workers = self._state.workers
         may = [w for w in self._sleepers.can_wake if workers[w].alive or not workers[w].is_provisioned]
-        found = [(w, self._times.wake(w)) for w in may]
+        found = list(zip(may, self._times.wakes(may), strict=True)) if may else []
         times = {w: self._times.taken.seconds(wake) for w, wake in found}
         return sorted(found, key=lambda each: (math.inf if (s := times[each[0]]) is None else s, each[0]))
 
