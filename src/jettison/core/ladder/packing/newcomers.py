@@ -120,9 +120,10 @@ class Newcomers:
         groups = (group for group, _ in found)
         return min(groups, key=lambda g: (costs[g.group_id], g.blocks.num_free, g.group_id), default=None)
 
-    def stays(self, state: RequestState, group: Group, wanted: Group, *, is_extra: bool) -> bool:
+    def stays(self, state: RequestState, group: Group, wanted: Group) -> bool:
         """Whether a request that waits for its first step in a group stays although packing wants it elsewhere: its
-        prompt costs less where it is. ``is_extra``: packing could do without that group."""
+        prompt costs less where it is, even as if packing could do without that group. What stays has to be moved later,
+        or keeps the packing from what it wants."""
         work = PromptWork(self._cluster)
         here, there = self._host(group, work), self._host(wanted, work)
         if here is None or there is None:
@@ -133,7 +134,7 @@ class Newcomers:
                 break
             ahead += work.of(waiting)
         price, prompt = self._price(wanted), work.of(state)
-        cost_s = place_cost(here._replace(ahead_tokens=ahead, is_extra=is_extra), prompt, price)
+        cost_s = place_cost(here._replace(ahead_tokens=ahead, is_extra=True), prompt, price)
         return cost_s < place_cost(there, prompt, price)
 
     def late(self, groups: Iterable[Group], opens_s: float = 0.0) -> Iterator[Late]:

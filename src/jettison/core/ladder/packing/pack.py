@@ -278,10 +278,8 @@ class PackRung(Rung):
     def _offers(self, owed: Sequence[Owed], now_ns: int) -> Iterator[PackOffer]:
         """Yield owed moves that can begin now. Where a packer does not migrate, note requests to be computed again."""
         # One that waits may have been sent to an empty group since.
-        waiting = [o for o in owed if o.state.phase is Phase.WAITING and o.state.group_id == o.source.group_id]
-        needed = self.desired.active() if waiting else frozenset[GroupId]()
-        for o in waiting:
-            if not self.desired.places.stays(*o, needed):
+        for o in [o for o in owed if o.state.phase is Phase.WAITING and o.state.group_id == o.source.group_id]:
+            if not self.desired.places.stays(*o):
                 yield self._offer(o, How.QUEUED, "it waits, and should live there")
         going = [
             o for o in owed

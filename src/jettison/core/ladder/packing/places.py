@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from jettison.core.ladder.packing.newcomers import Late, Newcomers, fits_compute, has_room
 from jettison.core.ladder.packing.packable import Packable
@@ -29,12 +29,10 @@ class Places:
         cluster.catch_up(group_id)
         return has_room(cluster, group, state) and fits_compute(cluster, group, state)
 
-    def stays(self, state: RequestState, source: Group, destination: Group, needed: Container[GroupId]) -> bool:
+    def stays(self, state: RequestState, source: Group, destination: Group) -> bool:
         """Whether a request that waits for its first step stays for now although packing wants it elsewhere: it would
-        not be taken there, or its prompt costs less where it is. ``needed``: packing cannot do without these."""
-        is_extra = source.group_id not in needed
-        return not self.takes(destination.group_id, state) or self.newcomers.stays(
-            state, source, destination, is_extra=is_extra)
+        not be taken there, or its prompt costs less where it is."""
+        return not self.takes(destination.group_id, state) or self.newcomers.stays(state, source, destination)
 
     def choose(self, state: RequestState, pool: Pool, wanted: GroupId, *, only_in_use: bool) -> GroupId | None:
         """The group of a pool for a newcomer whose place by memory is ``wanted``; ``only_in_use``: the fullest in use
