@@ -43,14 +43,16 @@ def fits_compute(cluster: ClusterState, group: Group, state: RequestState) -> bo
     return not breaks_ttft(work.ahead(group), work.of(state), prompt_rate_of(cluster, group), ttft_s)
 
 
-def least_ahead(groups: Iterable[Group], has_room: Callable[[Group], bool]) -> list[Group]:
-    """At most ``FEW_PLACES`` groups that have room: those with the fewest full steps of prompts ahead and, of these,
-    with the fewest requests, which cost a newcomer least."""
+def least_ahead(
+    groups: Iterable[Group], has_room: Callable[[Group], bool], is_extra: Callable[[Group], bool]
+) -> list[Group]:
+    """At most ``FEW_PLACES`` groups that have room and cost a newcomer least: first those that are not extra, which
+    packing could do without, then those with the fewest full steps of prompts ahead, then with the fewest requests."""
     keys = []
     for group in groups:
         ahead = group.queues.queued_tokens() + group.queues.unfinished_tokens()
         num_steps = -(-ahead // group.limits.max_num_batched_tokens)
-        keys.append((num_steps, group.queues.num_served_online, group.group_id, group))
+        keys.append((is_extra(group), num_steps, group.queues.num_served_online, group.group_id, group))
     heapq.heapify(keys)
     found: list[Group] = []
     while keys and len(found) < FEW_PLACES:
@@ -99,6 +101,9 @@ class Newcomers:
         def keeps(host: Host | None) -> bool:
             return host is None or not breaks_ttft(host.ahead_tokens, prompt, host.tokens_per_s, ttft_s)
 
+        def is_extra(group: Group) -> bool:
+            return is_in_time and group is not wanted and group.group_id not in needed
+
         fits = has_room(cluster, wanted, state)
         price, here = self._price(wanted), self._host(wanted, work) if fits else None
         is_in_time = fits and keeps(here)
@@ -106,7 +111,7 @@ class Newcomers:
             return wanted
         in_use, spares = others()
         found: list[tuple[Group, Host | None]] = [(wanted, here)] if fits else []
-        nearby = [(g, self._host(g, work)) for g in least_ahead(in_use, lambda g: self._has_room(g, state))]
+        nearby = [(g, self._host(g, work)) for g in least_ahead(in_use, lambda g: self._has_room(g, state), is_extra)]
         found += [(g, host) for g, host in nearby if not is_in_time or keeps(host)]
         if not is_in_time and (keeping := [(g, host) for g, host in nearby if keeps(host)]):
             found = keeping
@@ -114,8 +119,7 @@ class Newcomers:
             found.append((spare, self._host(spare, work)))
         costs = dict[GroupId, float]()
         for group, host in found:
-            is_extra = is_in_time and group is not wanted and group.group_id not in needed
-            cost = 0.0 if host is None else place_cost(host._replace(is_extra=is_extra), prompt, price)
+            cost = 0.0 if host is None else place_cost(host._replace(is_extra=is_extra(group)), prompt, price)
             costs[group.group_id] = cost
         groups = (group for group, _ in found)
         return min(groups, key=lambda g: (costs[g.group_id], g.blocks.num_free, g.group_id), default=None)
