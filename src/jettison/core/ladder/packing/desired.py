@@ -79,11 +79,6 @@ class Desired:
         """Ids of the groups that are packed, of all pools."""
         return {device for pool in self._pools.by_size.values() for device in pool.devices}
 
-    @property
-    def has_seats(self) -> bool:
-        """Whether the packing knows of some request, one that has ended meanwhile included."""
-        return bool(self._seats.by_id)
-
     def active(self) -> set[GroupId]:
         """Ids of the groups in which some request should live."""
         return {device for pool in self._pools.by_size.values() for device in pool.packer.active}

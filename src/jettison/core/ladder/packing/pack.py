@@ -141,7 +141,7 @@ class PackRung(Rung):
         """No calm on ticks while there are requests, nor while one is about to be computed again elsewhere. Else calm
         until the next epoch, without end if there is no request; always only while groups have room for ``EARLY_STEPS``
         steps."""
-        has_requests = bool(self._state.requests) or self.desired.has_seats
+        has_requests = bool(self._state.requests or self.desired.active())
         if moment is Moment.TICK:
             return Calm(0 if has_requests else None, EARLY_STEPS)
         if self._leaving:
@@ -192,7 +192,7 @@ class PackRung(Rung):
         where it is time or a group runs short; in between, goes on with moves that had no room. Nothing while there are
         no requests."""
         if not self._state.requests:
-            if self.desired.has_seats:  # of requests that have ended: they would keep their groups in use
+            if self.desired.active():  # seats of requests that have ended: they would keep their groups in use
                 self.desired.refresh(now_ns)
             return
         if self._mine:  # some have given way, some go on otherwise
