@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sleepers import crowd, is_asleep, of_kind, run_to, sleep
 
+from jettison.core.ladder.packing.pack import PackRung
 from jettison.core.params import AwakeParams
 from jettison.core.ports import LoadShard, OfflineStored, SendShard, StoredWork
 from jettison.cost.hardware import HardwareProfile
@@ -214,6 +215,20 @@ def test_so_many_stay_awake_as_arriving_prompts_keep_half_busy(num: int, num_awa
     assert cluster.core.ladder.gauges()["devices_needed"] == num_awake
     run_to(cluster, 30_000)
     assert len(cluster.core.sleepers.asleep) == 5, "prompts have ceased"
+    cluster.expect_outputs()
+
+
+def test_no_seat_of_an_ended_request_keeps_an_instance_in_use() -> None:
+    """The last ones end in the midst of an epoch, behind which no request comes."""
+    cluster = with_objective(2, packing=PackParams(packer="mell", epoch_s=1.0, head_room=0.05))
+    rung = cluster.core.ladder.rung("pack")
+    assert isinstance(rung, PackRung)
+    for i in range(6):
+        cluster.submit(f"r{i}", [1 + i] * 200, 2, 1050.0)
+    cluster.run(stop=lambda: len(cluster.core.state.requests) == 6)
+    assert rung.desired.active()
+    run_to(cluster, 5_000)
+    assert not cluster.core.state.requests and not rung.desired.active()
     cluster.expect_outputs()
 
 
