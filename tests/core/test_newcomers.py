@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sleepers import is_asleep, sleep
 
-from jettison.core.ladder.packing.newcomers import FEW_PLACES, Newcomers, fits_compute, least_ahead
+from jettison.core.ladder.packing.newcomers import FEW_PLACES, Newcomers, cheapest, fits_compute
 from jettison.core.ladder.prompts import PromptWork, prompt_rate_of
 from jettison.core.load.views import Loads
 from jettison.core.params import AwakeParams
@@ -154,23 +154,12 @@ def test_no_newcomer_leaves_an_instance_that_keeps_the_objective_for_one_that_br
     expect_all_well(cluster)
 
 
-@given(st.lists(st.tuples(
-    st.integers(0, 5000), st.integers(0, 2000), st.integers(0, 64), st.booleans(), st.booleans()), max_size=40))
-def test_few_places_are_weighed_and_those_have_the_least_ahead(groups: list[tuple[int, int, int, bool, bool]]) -> None:
-    made = [
-        SimpleNamespace(
-            group_id=i, limits=SimpleNamespace(max_num_batched_tokens=512), has_room=has_room, is_extra=is_extra,
-            queues=SimpleNamespace(queued_tokens=lambda num=num: num, unfinished_tokens=lambda num=begun: num,
-                                   num_served_online=served),
-        )
-        for i, (num, begun, served, has_room, is_extra) in enumerate(groups)
-    ]  # fmt: skip
-    found = least_ahead(made, lambda g: g.has_room, lambda g: g.is_extra)  # type: ignore[arg-type, attr-defined]
-    roomy = sorted(
-        (is_extra, -(-(num + begun) // 512), served, i)
-        for i, (num, begun, served, has_room, is_extra) in enumerate(groups) if has_room
-    )  # fmt: skip
-    assert [group.group_id for group in found] == [i for *_, i in roomy[:FEW_PLACES]]
+@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.booleans()), max_size=40))
+def test_few_places_are_weighed_and_those_cost_least(groups: list[tuple[float, bool]]) -> None:
+    made = [SimpleNamespace(group_id=i, cost=cost, has_room=room) for i, (cost, room) in enumerate(groups)]
+    found = cheapest(made, lambda g: (False, g.cost), lambda g: g.has_room)  # type: ignore[arg-type, attr-defined]
+    roomy = sorted((cost, i) for i, (cost, room) in enumerate(groups) if room)
+    assert [group.group_id for group in found] == [i for _, i in roomy[:FEW_PLACES]]
 
 
 def test_a_prompt_counts_for_what_it_attends_to() -> None:

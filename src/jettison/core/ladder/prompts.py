@@ -3,6 +3,7 @@ need."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from jettison.core.load.views import Loads
@@ -49,6 +50,8 @@ class PromptWork:
     def __init__(self, cluster: ClusterState) -> None:
         rate_of, most = cluster.predictor.prefill_tokens_per_s, cluster.limits.max_num_batched_tokens
         plain, deep = rate_of(most), rate_of(most, num_context=most)
+        self.tokens_per_s = plain or math.inf
+        """At which a group without decodes computes such tokens; infinite while that is not known."""
         self._attention = max(0.0, plain / deep - 1.0) / most if plain and deep else 0.0
         """What a token's attention to one before it adds to it, by a full step behind another."""
 

@@ -17,7 +17,7 @@ from jettison.policy.packing.placing import DevicePrice, Host, goes_elsewhere, p
 from jettison.policy.slo import objectives
 from jettison.types import GroupId
 
-FEW_PLACES = 4
+FEW_PLACES = 8
 """Groups that a newcomer's prompt is weighed in beside the one that packing chose: each takes a few predictions."""
 
 
@@ -43,20 +43,15 @@ def fits_compute(cluster: ClusterState, group: Group, state: RequestState) -> bo
     return not breaks_ttft(work.ahead(group), work.of(state), prompt_rate_of(cluster, group), ttft_s)
 
 
-def least_ahead(
-    groups: Iterable[Group], has_room: Callable[[Group], bool], is_extra: Callable[[Group], bool]
+def cheapest(
+    groups: Iterable[Group], cost_of: Callable[[Group], tuple[bool, float]], has_room: Callable[[Group], bool]
 ) -> list[Group]:
-    """At most ``FEW_PLACES`` groups that have room and cost a newcomer least: first those that are not extra, which
-    packing could do without, then those with the fewest full steps of prompts ahead, then with the fewest requests."""
-    keys = []
-    for group in groups:
-        ahead = group.queues.queued_tokens() + group.queues.unfinished_tokens()
-        num_steps = -(-ahead // group.limits.max_num_batched_tokens)
-        keys.append((is_extra(group), num_steps, group.queues.num_served_online, group.group_id, group))
-    heapq.heapify(keys)
+    """At most ``FEW_PLACES`` groups that have room, those that cost least."""
+    costs = [(cost_of(group), group.group_id, group) for group in groups]
+    heapq.heapify(costs)
     found: list[Group] = []
-    while keys and len(found) < FEW_PLACES:
-        group = heapq.heappop(keys)[-1]
+    while costs and len(found) < FEW_PLACES:
+        group = heapq.heappop(costs)[-1]
         if has_room(group):
             found.append(group)
     return found
@@ -91,7 +86,8 @@ class Newcomers:
         objective, those in use that keep it come first, and none costs more for not being the one that packing chose.
         None: none of them has room.
 
-        Of the others those with the least ahead are weighed, and of empty groups, which are alike, the first.
+        Of the others those are weighed that keep the objective, and cost least, at first sight: as if a prompt ran at
+        its full rate and decodes waited for it. Of empty groups, which are alike, it is the first.
         """
         cluster = self._cluster
         cluster.catch_up(wanted.group_id)
@@ -104,6 +100,11 @@ class Newcomers:
         def is_extra(group: Group) -> bool:
             return is_in_time and group is not wanted and group.group_id not in needed
 
+        def at_first_sight(group: Group) -> tuple[bool, float]:
+            num = group.queues.num_served_online
+            host = Host(work.ahead(group), work.tokens_per_s, num, float(num > 0), is_extra=is_extra(group))
+            return not keeps(host), place_cost(host, prompt, price)
+
         fits = has_room(cluster, wanted, state)
         price, here = self._price(wanted), self._host(wanted, work) if fits else None
         is_in_time = fits and keeps(here)
@@ -111,7 +112,7 @@ class Newcomers:
             return wanted
         in_use, spares = others()
         found: list[tuple[Group, Host | None]] = [(wanted, here)] if fits else []
-        nearby = [(g, self._host(g, work)) for g in least_ahead(in_use, lambda g: self._has_room(g, state), is_extra)]
+        nearby = [(g, self._host(g, work)) for g in cheapest(in_use, at_first_sight, lambda g: self._has_room(g, state))]
         found += [(g, host) for g, host in nearby if not is_in_time or keeps(host)]
         if not is_in_time and (keeping := [(g, host) for g, host in nearby if keeps(host)]):
             found = keeping
