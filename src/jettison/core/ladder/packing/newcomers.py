@@ -112,7 +112,8 @@ class Newcomers:
             return wanted
         in_use, spares = others()
         found: list[tuple[Group, Host | None]] = [(wanted, here)] if fits else []
-        nearby = [(g, self._host(g, work)) for g in cheapest(in_use, at_first_sight, lambda g: self._has_room(g, state))]
+        few = cheapest(in_use, at_first_sight, lambda g: self._has_room(g, state))
+        nearby = [(g, self._host(g, work)) for g in few]
         found += [(g, host) for g, host in nearby if not is_in_time or keeps(host)]
         if not is_in_time and (keeping := [(g, host) for g, host in nearby if keeps(host)]):
             found = keeping
