@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sleepers import is_asleep, sleep
 
-from jettison.core.ladder.packing.newcomers import FEW_PLACES, Newcomers, cheapest, fits_compute
+from jettison.core.ladder.packing.newcomers import MOST_PLACES, Newcomers, cheapest, fits_compute
 from jettison.core.ladder.prompts import PromptWork, prompt_rate_of
 from jettison.core.load.views import Loads
 from jettison.core.params import AwakeParams
@@ -154,12 +154,12 @@ def test_no_newcomer_leaves_an_instance_that_keeps_the_objective_for_one_that_br
     expect_all_well(cluster)
 
 
-@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.booleans()), max_size=40))
-def test_few_places_are_weighed_and_those_cost_least(groups: list[tuple[float, bool]]) -> None:
+@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.booleans()), max_size=90))
+def test_so_many_places_are_weighed_and_those_cost_least(groups: list[tuple[float, bool]]) -> None:
     made = [SimpleNamespace(group_id=i, cost=cost, has_room=room) for i, (cost, room) in enumerate(groups)]
     found = cheapest(made, lambda g: (False, g.cost), lambda g: g.has_room)  # type: ignore[arg-type, attr-defined]
     roomy = sorted((cost, i) for i, (cost, room) in enumerate(groups) if room)
-    assert [group.group_id for group in found] == [i for _, i in roomy[:FEW_PLACES]]
+    assert [group.group_id for group in found] == [i for _, i in roomy[:MOST_PLACES]]
 
 
 def test_a_prompt_counts_for_what_it_attends_to() -> None:
