@@ -3,8 +3,8 @@ each place costs. ``policy.packing.placing`` weighs places; here are its views o
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Container, Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from jettison.core.ladder.prompts import PromptWork, prompt_rate_of, slowed_share
@@ -27,14 +27,17 @@ def has_room(cluster: ClusterState, group: Group, state: RequestState) -> bool:
     wait there. Cached blocks of its prompt that a request there holds are not counted as needed. Where offline work is
     harvested, its places count as free, and so do blocks that a single offline request holds alone."""
     blocks, queues = group.blocks, group.queues
-    num_free, num_served = blocks.num_free, queues.num_served
-    if cluster.params.offline.slo_aware and num_served != queues.num_served_online:
-        num_free += blocks.num_used - blocks.num_used_without(s.request_id for s in queues.holding_offline())
-        num_served = queues.num_served_online
-    _, needed = blocks.cached_prefix(state)
-    if num_free - blocks.watermark - queues.queued_blocks() < needed:
+    makes_way = cluster.params.offline.slo_aware
+    num_served = queues.num_served_online if makes_way else queues.num_served
+    if num_served + len(queues.waiting) >= group.max_running:
         return False
-    return num_served + len(queues.waiting) < group.max_running
+    _, needed = blocks.cached_prefix(state)
+    num_free = blocks.num_free - blocks.watermark - queues.queued_blocks()
+    if num_free >= needed or not makes_way or num_served == queues.num_served:
+        return num_free >= needed
+    # Asked last: it goes through all that offline requests hold.
+    num_free += blocks.num_used - blocks.num_used_without(s.request_id for s in queues.holding_offline())
+    return num_free >= needed
 
 
 def fits_compute(cluster: ClusterState, group: Group, state: RequestState) -> bool:
@@ -48,14 +51,8 @@ def cheapest(
     groups: Iterable[Group], cost_of: Callable[[Group], tuple[bool, float]], has_room: Callable[[Group], bool]
 ) -> list[Group]:
     """At most ``MOST_PLACES`` groups that have room, those that cost least."""
-    costs = [(cost_of(group), group.group_id, group) for group in groups]
-    heapq.heapify(costs)
-    found: list[Group] = []
-    while costs and len(found) < MOST_PLACES:
-        group = heapq.heappop(costs)[-1]
-        if has_room(group):
-            found.append(group)
-    return found
+    costs = sorted((cost_of(group), group.group_id, group) for group in groups)
+    return list(islice((group for _, _, group in costs if has_room(group)), MOST_PLACES))
 
 
 class Late(NamedTuple):
