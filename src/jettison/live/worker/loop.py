@@ -22,9 +22,8 @@ Rule 5. Memory is written by received pieces only in those turns. No step that m
         none before it is complete. Nor does such a step write what is being sent: it was written by steps that had run
         before the transfer began. Layouts change between steps alone. (docs/decisions.md, "Links")
 Rule 8. A transfer ends with exactly one TransferEnded, and its *destination* tells. Only when the destination can
-        not have heard of the transfer (no link, or the link failed before TRANSFER_BEGIN) does the source tell. Where a
-        link fails that has taken TRANSFER_BEGIN along, neither does: both tell of the link (``ports.LinkLost``), behind
-        what they tell of transfers, and the core ends the rest.
+        not have heard of the transfer (no link, or the link failed before TRANSFER_BEGIN) does the source tell. Both
+        then tell of a link that failed (``ports.LinkLost``), and the core ends what neither has told of.
         A layout without some shard ends what is being sent of it from here.
 
 A step's one end (rule 6) is a StepDone, a StepFailed or a StepAbandoned. Only a dead worker gives none, and of that the
