@@ -10,6 +10,7 @@ from fake_engine import FakeEngine
 from test_batches_sdk import begin, text_of, until
 
 from jettison.server import endpoint
+from jettison.server.doors import responses, wire
 
 SHORT, LONG = 2, 150
 """Tokens of answers with 20 log-probabilities each."""
@@ -56,3 +57,45 @@ async def test_lines_of_batches(serve, on_loop, batch_settings):
         told = documents(await text_of(client, batch.output_file_id))
         lengths = [len(each["response"]["body"]["choices"][0]["logprobs"]["tokens"]) for each in told]
     assert lengths == [SHORT, LONG] and on_loop == [True, False]
+
+
+@pytest.fixture
+def threads_of(monkeypatch):
+    """Whether each encoding of a whole answer of a door was done by the event loop's thread, by what was encoded."""
+    done = {}
+
+    def watch(module):
+        encode = module.encode
+
+        def noted(value):
+            told = value if isinstance(value, dict) else {"list": value}
+            name = told.get("object") or told.get("type") or "output"
+            if told.get("status") != "in_progress" and (told.get("response") or {}).get("status") != "in_progress":
+                is_on_loop = threading.current_thread() is threading.main_thread()
+                done.setdefault(f"{module.__name__.rpartition('.')[2]} {name}", []).append(is_on_loop)
+            return encode(value)
+
+        monkeypatch.setattr(module, "encode", noted)
+
+    for module in (endpoint, responses, wire):
+        watch(module)
+    return done
+
+
+@pytest.mark.parametrize(("path", "asked", "told"), [
+    ("/v1/messages", {"messages": [{"role": "user", "content": "x"}]}, ["endpoint message"]),
+    ("/v1/responses", {"input": "x"}, ["endpoint response", "responses response", "responses output"]),
+    ("/v1/responses", {"input": "x", "stream": True}, [
+        "wire response.output_text.done", "wire response.output_item.done", "wire response.incomplete",
+        "responses response", "responses output"]),
+])  # fmt: skip
+async def test_answers_of_the_other_doors(serve, threads_of, path, asked, told):
+    length = "max_tokens" if path == "/v1/messages" else "max_output_tokens"
+    async with serve(FakeEngine(max_model_len=6000)) as served:
+        for num_tokens in (SHORT, endpoint.MOST_VALUES_ON_LOOP + 1):
+            answer = await served.post(path, {"model": "fake", length: num_tokens} | asked)
+            assert answer.status_code == 200
+            if path == "/v1/responses" and not asked.get("stream"):
+                kept = await served.http.get(f"{served.url}/v1/responses/{answer.json()['id']}")
+                assert kept.json() == answer.json()
+    assert {name: threads_of[name] for name in told} == {name: [True, False] for name in told}

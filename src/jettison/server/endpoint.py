@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -80,7 +80,15 @@ class WireAnswer(ABC):
 
     async def encoded(self, generation: Generation) -> bytes:
         """``document`` as JSON."""
-        return encode(self.document(generation))
+        return await self.made(lambda: encode(self.document(generation)), generation)
+
+    async def ended(self, generation: Generation) -> bytes:
+        """``closing``, and all that the answer's end has beside it."""
+        return self.closing(generation)
+
+    async def made(self, work: Callable[[], bytes], generation: Generation) -> bytes:
+        """``work``, which tells the whole answer and reads only the answer's own state: for a long one in a thread."""
+        return await off_loop(work, generation.num_told_values, MOST_VALUES_ON_LOOP)
 
     def opening(self, generation: Generation) -> bytes:
         """The events of a stream before its first token."""
@@ -110,11 +118,6 @@ class Answer(WireAnswer):
         """Whether a chunk has been made."""
         # All chunks begin alike: encoded once.
         self.chunk_head = b"data: " + encode(self.chunk_header())[:-1] + b',"choices":['
-
-    async def encoded(self, generation: Generation) -> bytes:
-        """See ``WireAnswer``. Only the answer's own state is read, so a long one is made in a thread."""
-        return await off_loop(
-            lambda: encode(self.document(generation)), generation.num_told_values, MOST_VALUES_ON_LOOP)
 
     @abstractmethod
     def chunk_header(self) -> dict[str, Any]:
@@ -350,7 +353,7 @@ class GenerationEndpoint(ABC):
                 await stream.put(opening)
             await generation.run(receive, write)
             # A client that has left gets nothing more, and an answer that was cut off for that is not kept.
-            last = b"" if generation.client_is_gone else answer.closing(generation)
+            last = b"" if generation.client_is_gone else await answer.ended(generation)
             await stream.finish(last + answer.stream_end)
         except Exception as error:  # noqa: BLE001  # logged by as_api_error; the status line is out already
             await stream.finish(answer.failure(as_api_error(error)) + answer.stream_end)

@@ -18,8 +18,8 @@ from jettison.server.generation import Generation, Job
 from jettison.server.sampling import GenerationPlan
 
 Document = dict[str, Any]
-Keep = Callable[[Document], None]
-"""Takes the finished response."""
+Keep = Callable[[Document], Callable[[], None]]
+"""Encodes the finished response, in any thread, to be kept; what it returns keeps it, and belongs to the event loop."""
 
 _EVENTS = {
     "text": "response.output_text", "thought": "response.reasoning_text", "call": "response.function_call_arguments"}
@@ -40,6 +40,8 @@ class ResponseAnswer(WireAnswer):
         self._asked = asked
         self._names = names
         self._keep = keep
+        self._put: Callable[[], None] | None = None
+        """Keeps the response, once it is finished."""
         self._blocks = Blocks(plan.text.form, "call_")
         self._item_ids: dict[int, str] = {}
         self._num_events = 0
@@ -56,6 +58,22 @@ class ResponseAnswer(WireAnswer):
         """See ``WireAnswer``."""
         self._blocks.end()
         return self._finished(generation)
+
+    async def encoded(self, generation: Generation) -> bytes:
+        """See ``WireAnswer``. The response is kept before its client can ask for it."""
+        body = await super().encoded(generation)
+        self._put_away()
+        return body
+
+    async def ended(self, generation: Generation) -> bytes:
+        """See ``WireAnswer``. The last events tell the whole response again."""
+        last = await self.made(lambda: self.closing(generation), generation)
+        self._put_away()
+        return last
+
+    def _put_away(self) -> None:
+        if self._put is not None:
+            self._put()
 
     def opening(self, generation: Generation) -> bytes:
         """See ``WireAnswer``."""
@@ -91,7 +109,7 @@ class ResponseAnswer(WireAnswer):
         else:
             response["completed_at"] = int(time.time())
         if self._keep is not None:
-            self._keep(response)
+            self._put = self._keep(response)
         return response
 
     def _response(self, status: str, items: list[Document]) -> Document:

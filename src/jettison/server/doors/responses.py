@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -81,9 +82,9 @@ class ResponsesEndpoint(ChatEndpoint):
         if len(items) > MAX_RESPONSE_BYTES:
             return None
 
-        def keep(response: dict[str, Any]) -> None:
+        def keep(response: dict[str, Any]) -> Callable[[], None]:
             kept = StoredResponse(encode(response), items, encode(response["output"]))
-            self.store.put(tenant, response["id"], kept)
+            return lambda: self.store.put(tenant, response["id"], kept)
 
         return keep
 
