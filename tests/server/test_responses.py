@@ -273,6 +273,50 @@ async def test_what_is_kept_is_its_keys_own(serve):
         assert third.previous_response_id == second.id
 
 
+async def test_items_of_earlier_responses_are_referred_to_by_their_ids(serve, tokenizer_of):
+    """So Vercel's AI SDK tells what was said and thought before, wherever ``store`` is not false."""
+    text = "<think>Hm.</think>Look." + hermes([OSLO])
+    async with serve(says(text), tokenizer=tokenizer_of(template("qwen3"))) as served:
+        client = served.openai()
+        first = await client.responses.create(model="fake", input="hi", tools=FLAT)
+        thought, said, call = first.output
+        done = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+        whole = [{"role": "user", "content": "hi"}, *(item.model_dump() for item in first.output), done]
+        references = [{"type": "item_reference", "id": item.id} for item in (thought, said)]
+        short = [whole[0], *references, {"id": call.id}, done]
+        prompts = []
+        for items in (whole, short):
+            again = await client.responses.create(model="fake", input=items, tools=FLAT)
+            prompts.append(served.state.engine.accepted[-1].prompt_token_ids)
+        assert prompts[0] == prompts[1]
+        ids = {item.id for response in (first, again) for item in response.output}
+        assert len(ids) == 6 and again.output[1].id.startswith("msg_")
+        kept = await client.responses.input_items.list(again.id, order="asc")
+        assert [item.type for item in kept.data] == [
+            "message", "reasoning", "message", "function_call", "function_call_output"]
+
+
+async def test_items_that_are_not_kept_for_a_key_cannot_be_referred_to(serve, monkeypatch):
+    async with serve(says("Yes."), api_keys=("one", "two")) as served:
+        one, two = served.openai(api_key="one"), served.openai(api_key="two")
+        first, other = [await one.responses.create(model="fake", input="first") for _ in range(2)]
+        unkept = await one.responses.create(model="fake", input="x", store=False)
+        item_id = first.output[0].id
+        for client, ids, lost in (
+            (two, [item_id], 0), (one, [unkept.output[0].id], 0), (one, ["msg_0"], 0), (one, [first.id], 0),
+            (one, [item_id[:-1] + "7"], 0), (one, [item_id, item_id], 1),
+        ):  # fmt: skip
+            with pytest.raises(openai.NotFoundError) as caught:
+                await client.responses.create(
+                    model="fake", input=[{"type": "item_reference", "id": each} for each in ids])
+            assert (caught.value.param, caught.value.code) == (f"input[{lost}].id", "item_not_found")
+        both = [{"type": "item_reference", "id": response.output[0].id} for response in (first, other)]
+        assert (await one.responses.create(model="fake", input=both)).output_text == "Yes."
+        monkeypatch.setattr("jettison.server.doors.responses.MAX_RESPONSE_BYTES", 300)
+        with pytest.raises(openai.BadRequestError, match="refers to more than 300 bytes"):
+            await one.responses.create(model="fake", input=both)
+
+
 def test_the_store_is_bounded_in_count_and_bytes_by_tenant_and_in_all():
     store = ResponseStore(max_count=3, max_bytes=100, max_total_bytes=150)
     for at in range(5):
@@ -303,7 +347,6 @@ REFUSED = [
     ({"include": ["message.output_text.logprobs"]}, "include"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, "input[0].content[0].type"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
     ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
 ]
 WRONG = [

@@ -10,6 +10,7 @@ from typing import Any
 from jettison.live.engine.api import TokenEvent
 from jettison.server.choice import Delta
 from jettison.server.doors.blocks import Block, Blocks, Step
+from jettison.server.doors.response_store import item_id_of
 from jettison.server.doors.response_tools import Called, Names, input_of
 from jettison.server.doors.wire import named_event
 from jettison.server.endpoint import WireAnswer
@@ -43,7 +44,6 @@ class ResponseAnswer(WireAnswer):
         self._put: Callable[[], None] | None = None
         """Keeps the response, once it is finished."""
         self._blocks = Blocks(plan.text.form, "call_")
-        self._item_ids: dict[int, str] = {}
         self._num_events = 0
         self._is_cut = False
         """Whether the answer was cut in its last block; while it grows, blocks that close are whole."""
@@ -122,10 +122,7 @@ class ResponseAnswer(WireAnswer):
         return named_event(name, {"sequence_number": number} | document)
 
     def _item_id(self, block: Block) -> str:
-        if block.index not in self._item_ids:
-            prefix = "ctc_" if self._is_custom(block) else _PREFIXES[block.kind]
-            self._item_ids[block.index] = prefix + secrets.token_hex(16)
-        return self._item_ids[block.index]
+        return item_id_of("ctc_" if self._is_custom(block) else _PREFIXES[block.kind], self.id, block.index)
 
     def _item(self, block: Block, status: str) -> Document:
         head: Document = {"id": self._item_id(block), "status": status}

@@ -43,6 +43,12 @@ def items_of(raw: object) -> list[Item]:
     return [checked_object(item, f"input[{at}]") for at, item in enumerate(raw)]
 
 
+def refers(item: Item) -> bool:
+    """Whether it stands for an item of an earlier response, which its id names."""
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and "id" in item and item.keys() <= {"id", "type"})
+
+
 def mended(before: list[Item], items: list[Item]) -> list[Item]:
     """The items of previous responses, so that a template can write them: most refuse a call whose arguments are no
     object, as those of an answer that was cut are. Such a call is left out, unless the client sends an output of it:
@@ -108,8 +114,6 @@ def messages_of(items: list[Item], name: str) -> list[Chat]:
             call_id = checked_text(item.get("call_id"), f"{path}.call_id")
             text = _text(item.get("output"), f"{path}.output")
             made.append({"role": "tool", "tool_call_id": call_id, "content": text})
-        elif kind == "item_reference":
-            raise unsupported(f"{path}.type", kind, "send the item itself, or previous_response_id")
         else:
             raise unsupported(f"{path}.type", kind, "an item is a message, reasoning, or a call or its output")
     return made

@@ -6,6 +6,7 @@ first: of the same tenant where its own share is used up, of the tenant that has
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,6 +20,20 @@ MAX_RESPONSE_BYTES = 2 << 20
 it."""
 MAX_TOTAL_BYTES = 128 << 20
 """Enough for four tenants of long conversations, and little beside the host memory of a model."""
+
+_RESPONSE = "resp_"
+_ITEM = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4,}")
+
+
+def item_id_of(prefix: str, response_id: str, index: int) -> str:
+    """The id of an item of a response's output: it names the response, too, so that no book of items is kept."""
+    return f"{prefix}{response_id.removeprefix(_RESPONSE)}{index:04x}"
+
+
+def response_id_of(item_id: str) -> str | None:
+    """The response whose output has this item; None where it is no id of an item."""
+    found = _ITEM.fullmatch(item_id)
+    return None if found is None else _RESPONSE + found[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +55,10 @@ class StoredResponse:
         """The items that went in and came out. Raises RecursionError where they are nested so deeply that they were
         only just read before."""
         return [*msgspec.json.decode(self.items), *msgspec.json.decode(self.output)]
+
+    def read_output(self) -> dict[str, dict[str, Any]]:
+        """The items that came out, by their ids."""
+        return {item["id"]: item for item in msgspec.json.decode(self.output)}
 
     def read_input(self) -> list[dict[str, Any]]:
         """The items that went in, with values that are JSON."""

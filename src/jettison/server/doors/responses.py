@@ -12,10 +12,10 @@ from starlette.routing import Route
 
 from jettison.server.chat import ChatEndpoint
 from jettison.server.doors.response_answer import Keep, ResponseAnswer
-from jettison.server.doors.response_input import RENAMED, chat_of, items_of, mended
-from jettison.server.doors.response_store import MAX_RESPONSE_BYTES, StoredResponse
+from jettison.server.doors.response_input import RENAMED, chat_of, items_of, mended, refers
+from jettison.server.doors.response_store import MAX_RESPONSE_BYTES, StoredResponse, response_id_of
 from jettison.server.doors.response_tables import RESPONSES, ResponseFields
-from jettison.server.doors.wire import raw, renamed, wrong_type
+from jettison.server.doors.wire import checked_text, raw, renamed, wrong_type
 from jettison.server.endpoint import WireAnswer
 from jettison.server.errors import ApiError, bad_request
 from jettison.server.fields import parse_fields, refusal
@@ -25,6 +25,7 @@ from jettison.server.sampling import MAX_METADATA, GenerationPlan
 from jettison.server.state import ServerState
 
 Items = list[dict[str, Any]]
+_NOT_KEPT = "it is another key's, deleted, or kept no more"
 
 
 class ResponsesEndpoint(ChatEndpoint):
@@ -44,7 +45,7 @@ class ResponsesEndpoint(ChatEndpoint):
         model = self.state.check_model(fields.model)
         _check_metadata(fields.metadata)
         before = await self._before(tenant, fields.previous_response_id)
-        items = items_of(fields.input)
+        items = await self._with_referred(tenant, items_of(fields.input))
         before = mended(before, items)
         chat, names = chat_of(fields, document, before, items)
         try:
@@ -69,10 +70,38 @@ class ResponsesEndpoint(ChatEndpoint):
             name = "previous_response_id"
             raise bad_request(f"{name}: its items are nested too deeply.", name) from None
 
+    async def _with_referred(self, tenant: str, items: Items) -> Items:
+        """The items with what they refer to in its place. Each is referred to once, as at OpenAI, and what is read for
+        it is no larger than what may be kept of one response: a short request must not become a long one."""
+        made: Items = []
+        found: dict[str, dict[str, Any]] = {}
+        """By their ids: items of the outputs that have been read, and not been referred to yet."""
+        read: set[str] = set()
+        num_bytes = 0
+        for at, item in enumerate(items):
+            if not refers(item):
+                made.append(item)
+                continue
+            path = f"input[{at}].id"
+            item_id = checked_text(item.get("id"), path)
+            response_id = response_id_of(item_id)
+            if response_id is not None and response_id not in read:
+                read.add(response_id)
+                if (stored := await self.store.find(tenant, response_id)) is not None:
+                    num_bytes += len(stored.output)
+                    if num_bytes > MAX_RESPONSE_BYTES:
+                        raise bad_request(f"input refers to more than {MAX_RESPONSE_BYTES} bytes.", "input")
+                    found |= stored.read_output()
+            if item_id not in found:
+                message = f"Item with id {item_id[:80]!r} not found: {_NOT_KEPT}, or the input has it twice."
+                raise ApiError(404, message, param=path, code="item_not_found")
+            made.append(found.pop(item_id))
+        return made
+
     async def _stored(self, tenant: str, response_id: str, param: str | None = None) -> StoredResponse:
         stored = await self.store.find(tenant, response_id)
         if stored is None:
-            message = f"Response with id {response_id[:80]!r} not found: it is another key's, deleted, or kept no more."
+            message = f"Response with id {response_id[:80]!r} not found: {_NOT_KEPT}."
             code = "response_not_found" if param is None else "previous_response_not_found"
             raise ApiError(404, message, param=param, code=code)
         return stored
