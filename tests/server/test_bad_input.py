@@ -190,6 +190,8 @@ BAD_CHATS = [
     ({"include_reasoning": [1]}, "include_reasoning"), ({"reasoning": {"effort": "most"}}, "reasoning.effort"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_object", "schema": 3}}, "response_format.schema"),
+    ({"response_format": {"type": "json_object", "value": "x"}}, "response_format.value"),
     ({"response_format": {"type": "yaml"}}, "response_format.type"),
     ({"response_format": "json"}, "response_format"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),

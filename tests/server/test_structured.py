@@ -400,6 +400,8 @@ async def test_the_loop_goes_on_while_a_grammar_is_compiled(monkeypatch):
 @pytest.mark.parametrize("fields", [
     {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+    {"response_format": {"type": "json_object", "schema": SCHEMA}},
+    {"response_format": {"type": "json_object", "value": SCHEMA}},
     {"structured_outputs": {"json": SCHEMA}}, {"structured_outputs": {"json": json.dumps(SCHEMA)}},
     {"guided_json": SCHEMA}, {"json_schema": json.dumps(SCHEMA)}, {"format": SCHEMA},
 ])  # fmt: skip

@@ -129,7 +129,12 @@ def _of_response_format(value: dict[str, Any] | None) -> Iterator[Constraint]:
     if kind == "text":
         return
     if kind == "json_object":
-        yield Constraint("json", ANY_OBJECT, param)
+        # A schema beside it, as clients of llama.cpp, Together, Fireworks and TGI send one, is what the client wants.
+        name = "schema" if value.get("schema") is not None else "value"
+        schema = value.get(name)
+        if not isinstance(schema, dict | None):
+            raise bad_request(f"{param}.{name} must be an object.", f"{param}.{name}")
+        yield Constraint("json", _dump(schema) if schema else ANY_OBJECT, param)
     elif kind == "json_schema":
         wrapped = value.get("json_schema")
         if not isinstance(wrapped, dict):
