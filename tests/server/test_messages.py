@@ -154,6 +154,31 @@ async def test_an_agent_of_the_sdk_comes_to_its_end(serve, tokenizer_of, client_
             assert prompt_of(served).count("<tool_response>") == 3 and prompt_of(served).count("Go on.") == 2
 
 
+async def test_documents_and_search_results_that_are_text_are_read(serve, tokenizer_of):
+    """A text file that a user attaches is a document in Vercel's AI SDK, and what a search of the client's has found
+    comes as results."""
+    plain = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Rain."},
+             "title": "a.txt", "context": None, "citations": {"enabled": False}}  # fmt: skip
+    parts = {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "Sun."}]}}
+    bare = {"type": "document", "source": {"type": "content", "content": "Snow."}, "context": "Of May."}
+    fog = [{"type": "text", "text": "Fog."}]
+    found = {"type": "search_result", "source": "https://a.b", "title": "A", "content": fog}
+    texts = ["a.txt\nRain.", "Sun.", "Of May.\nSnow.", "A\nhttps://a.b\nFog."]
+    blocks = [plain, parts, bare, found]
+    call = {"type": "tool_use", "id": "toolu_1", "name": "now", "input": {}}
+    asked = {"model": "fake", "max_tokens": 5, "tools": TOOLS}
+    async with serve(says("Ok."), tokenizer=tokenizer_of(template("qwen3"))) as served:
+        prompts = []
+        for told in (blocks, [{"type": "text", "text": text} for text in texts]):
+            messages = [
+                {"role": "user", "content": told}, {"role": "assistant", "content": [call]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": told}]}]
+            answer = await served.post(PATH, asked | {"messages": messages})
+            assert answer.status_code == 200, answer.text
+            prompts.append(prompt_of(served))
+        assert prompts[0] == prompts[1] and "a.txt\nRain." in prompts[0]
+
+
 async def test_which_calls_may_be_made(serve, tokenizer_of):
     async with serve(says(hermes(TWO)), tokenizer=tokenizer_of(template("qwen3"))) as served:
         async def ask(choice):
@@ -207,7 +232,14 @@ WRONG = [
     ({"max_tokens": None}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"), ({"messages": []}, "messages"),
     ({"messages": None}, "messages"), ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
-    ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
+     "messages[0].content[0].source.type"),
+    ({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64", "data": "x"}}]}]},
+     "messages[0].content[0].source.type"),
+    ({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "text"}}]}]},
+     "messages[0].content[0].source.data"),
+    ({"messages": [{"role": "user", "content": [{"type": "search_result", "title": "x", "source": "x"}]}]},
+     "messages[0].content[0].content"),
     ({"messages": [{"role": "user", "content": [
         {"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}]}]},
      "messages[0].content[0].content[0].type"),

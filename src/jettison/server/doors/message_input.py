@@ -58,9 +58,14 @@ def _system(system: object) -> list[Chat]:
 
 def _texts(blocks: object, path: str) -> list[str]:
     """The texts of blocks that may be nothing else."""
+    return [_text_block(block, where) for block, where in _placed(blocks, path)]
+
+
+def _placed(blocks: object, path: str) -> list[tuple[object, str]]:
+    """Blocks, each with its path."""
     if not isinstance(blocks, list):
         raise wrong_type(path, "a string or a list of text blocks")
-    return [_text_block(block, f"{path}[{at}]") for at, block in enumerate(blocks)]
+    return [(block, f"{path}[{at}]") for at, block in enumerate(blocks)]
 
 
 def _text_block(block: object, path: str) -> str:
@@ -69,6 +74,31 @@ def _text_block(block: object, path: str) -> str:
     if kind != "text":
         raise unsupported(f"{path}.type", kind, _NO_MEDIA)
     return checked_text(block.get("text"), f"{path}.text")
+
+
+def _readable(block: object, path: str) -> str:
+    """The text of a block of a user's, or of a tool's result: documents and what a search has found may be text."""
+    block = checked_object(block, path)
+    kind = kind_of(block, path)
+    if kind == "document":
+        heads, text = ("title", "context"), _source(block.get("source"), f"{path}.source")
+    elif kind == "search_result":
+        heads, text = ("title", "source"), "\n".join(_texts(block.get("content"), f"{path}.content"))
+    else:
+        return _text_block(block, path)
+    return "\n".join([*(checked_text(block[name], f"{path}.{name}") for name in heads if block.get(name)), text])
+
+
+def _source(source: object, path: str) -> str:
+    """The text of a document."""
+    source = checked_object(source, path)
+    kind = kind_of(source, path)
+    if kind == "text":
+        return checked_text(source.get("data"), f"{path}.data")
+    if kind != "content":
+        raise unsupported(f"{path}.type", kind, _NO_MEDIA)
+    content = source.get("content")
+    return content if isinstance(content, str) else "\n".join(_texts(content, f"{path}.content"))
 
 
 def _messages(messages: list[Chat] | None) -> list[Chat]:
@@ -102,11 +132,12 @@ def _user(blocks: list[Any], path: str) -> list[Chat]:
         block = checked_object(block, where)
         if block.get("type") == "tool_result":
             content = block.get("content")
-            text = content if isinstance(content, str) else "\n".join(_texts(content or [], f"{where}.content"))
+            text = content if isinstance(content, str) else "\n".join(
+                _readable(*each) for each in _placed(content or [], f"{where}.content"))
             call_id = checked_text(block.get("tool_use_id"), f"{where}.tool_use_id")
             made.append({"role": "tool", "tool_call_id": call_id, "content": text})
             continue
-        text = _text_block(block, where)
+        text = _readable(block, where)
         if made and made[-1]["role"] == "user":
             made[-1]["content"].append({"type": "text", "text": text})
         else:
