@@ -179,6 +179,37 @@ async def test_documents_and_search_results_that_are_text_are_read(serve, tokeni
         assert prompts[0] == prompts[1] and "a.txt\nRain." in prompts[0]
 
 
+async def test_turns_of_one_role_that_follow_one_another_are_one(serve, tokenizer_of):
+    """As at Anthropic: many templates refuse them."""
+    def user(content):
+        return {"role": "user", "content": content}
+
+    def assistant(content):
+        return {"role": "assistant", "content": content}
+
+    def text(*texts):
+        return [{"type": "text", "text": each} for each in texts]
+
+    apart = [user("a"), user(text("b", "c")), user("d"), assistant("e"), assistant(text("f")), user("g")]
+    joined = [user(text("a", "b", "c", "d")), assistant("ef"), user("g")]
+    call = {"type": "tool_use", "id": "toolu_1", "name": "now", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "noon"}
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    called = [user("a"), assistant([thought, *text("b")]), assistant([call]), user([result]), user("c")]
+    call_joined = [user("a"), assistant([thought, *text("b"), call]), user([result, *text("c")])]
+    for name, fields, pair in (
+        ("gemma_strict", {}, (apart, joined)), ("qwen3", {"tools": TOOLS}, (called, call_joined)),
+    ):  # fmt: skip
+        async with serve(says("Ok."), tokenizer=tokenizer_of(template(name))) as served:
+            prompts = []
+            for messages in pair:
+                asked = {"model": "fake", "max_tokens": 5, "messages": messages}
+                answer = await served.post(PATH, asked | fields)
+                assert answer.status_code == 200, answer.text
+                prompts.append(prompt_of(served))
+            assert prompts[0] == prompts[1]
+
+
 async def test_which_calls_may_be_made(serve, tokenizer_of):
     async with serve(says(hermes(TWO)), tokenizer=tokenizer_of(template("qwen3"))) as served:
         async def ask(choice):

@@ -112,16 +112,38 @@ def _messages(messages: list[Chat] | None) -> list[Chat]:
         if role not in ("user", "assistant", "system"):
             raise bad_request(f"{path}.role must be user, assistant or system.", f"{path}.role")
         if isinstance(content, str):
-            made.append({"role": role, "content": content})
+            _add(made, {"role": role, "content": content})
         elif not isinstance(content, list):
             raise wrong_type(f"{path}.content", "a string or a list of blocks")
         elif role == "user":
-            made += _user(content, f"{path}.content")
+            for turn in _user(content, f"{path}.content"):
+                _add(made, turn)
         elif role == "system":
             made.append({"role": role, "content": "\n\n".join(_texts(content, f"{path}.content"))})
         else:
-            made.append(_assistant(content, f"{path}.content"))
+            _add(made, _assistant(content, f"{path}.content"))
     return made
+
+
+def _add(made: list[Chat], turn: Chat) -> None:
+    """Turns of a user's, or of an assistant's, that follow one another are one, as at Anthropic: many templates want
+    the roles to alternate."""
+    role, last = turn["role"], made[-1] if made else {}
+    if last.get("role") != role or role not in ("user", "assistant"):
+        made.append(turn)
+    elif role == "user":
+        last["content"] = [*_parts(last["content"]), *_parts(turn["content"])]
+    else:
+        for name in ("content", "reasoning_content", "tool_calls"):
+            if name in turn:
+                last[name] = last[name] + turn[name] if name in last else turn[name]
+
+
+def _parts(content: str | list[Chat]) -> list[Chat]:
+    """A user's content as parts."""
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
 
 
 def _user(blocks: list[Any], path: str) -> list[Chat]:
