@@ -154,6 +154,8 @@ async def test_responses_that_one_kept_another_finds(serve):
             assert (await fresh("GET", f"/v1/responses/{first['id']}")).json()["id"] == first["id"]
             asked = {"model": "fake", "input": "x", "previous_response_id": first["id"], "max_output_tokens": 16}
             assert (await fresh("POST", "/v1/responses", json=asked)).status_code == 200
+            referring = asked | {"input": [{"type": "item_reference", "id": first["output"][0]["id"]}]}
+            assert (await fresh("POST", "/v1/responses", json=referring)).status_code == 200
         assert (await fresh("DELETE", f"/v1/responses/{first['id']}")).json()["deleted"]
         assert (await fresh("POST", "/v1/responses", json=asked)).status_code == 404
 

@@ -296,6 +296,25 @@ async def test_items_of_earlier_responses_are_referred_to_by_their_ids(serve, to
             "message", "reasoning", "message", "function_call", "function_call_output"]
 
 
+async def test_input_items_come_in_pages(serve):
+    async with serve(says("Yes.")) as served:
+        client = served.openai()
+        items = [{"role": "user", "content": text} for text in "abcde"]
+        answer = await client.responses.create(model="fake", input=items)
+        for order, wanted in ("asc", "abcde"), ("desc", "edcba"):
+            page = await client.responses.input_items.list(answer.id, order=order, limit=2)
+            assert ([item.content for item in page.data], page.has_more) == (list(wanted[:2]), True)
+            assert [item.content async for item in page] == list(wanted)
+        assert len((await client.responses.input_items.list(answer.id)).data) == 5
+        url = f"{served.url}{PATH}/{answer.id}/input_items"
+        for query, param in (
+            ("limit=0", "limit"), ("limit=101", "limit"), ("limit=x", "limit"), ("order=up", "order"),
+            ("after=x", "after"),
+        ):  # fmt: skip
+            bad = await served.http.get(f"{url}?{query}")
+            assert bad.status_code in (400, 404) and bad.json()["error"]["param"] == param
+
+
 async def test_items_that_are_not_kept_for_a_key_cannot_be_referred_to(serve, monkeypatch):
     async with serve(says("Yes."), api_keys=("one", "two")) as served:
         one, two = served.openai(api_key="one"), served.openai(api_key="two")

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -29,6 +29,7 @@ from jettison.server.field_table import Table
 from jettison.server.fields import parse_fields, parse_json, refusal
 from jettison.server.info_routes import json_response
 from jettison.server.json_out import encode
+from jettison.server.pages import is_newest_first, limit_of, page_of
 from jettison.server.sampling import MAX_METADATA
 from jettison.server.state import ServerState, require
 
@@ -144,19 +145,16 @@ class BatchRoutes:
 
     async def list_files(self, request: Request) -> Response:
         """A page of them, newest first unless asked otherwise."""
-        limit = _limit(request, MAX_FILES_PAGE, MAX_FILES_PAGE)
-        order = request.query_params.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise bad_request("order must be asc or desc.", "order")
+        limit, newest_first = limit_of(request, MAX_FILES_PAGE, MAX_FILES_PAGE), is_newest_first(request)
         after, purpose = request.query_params.get("after") or None, request.query_params.get("purpose")
         files: list[StoredFile] | None = []
         if self._service.is_open:
             files = await self._call(
                 lambda: self._service.store.files(
-                    self._owner(request), limit + 1, after, purpose, newest_first=order == "desc"))
+                    self._owner(request), limit + 1, after, purpose, newest_first=newest_first))
         if files is None:
             raise _no_such("file", after or "", "after")
-        return _page([file.document() for file in files], limit)
+        return json_response(page_of([file.document() for file in files], limit))
 
     async def file(self, request: Request) -> Response:
         """The document of a file."""
@@ -227,13 +225,13 @@ class BatchRoutes:
 
     async def list_batches(self, request: Request) -> Response:
         """A page of them, newest first."""
-        limit, after = _limit(request, 20, MAX_PAGE), request.query_params.get("after") or None
+        limit, after = limit_of(request, 20, MAX_PAGE), request.query_params.get("after") or None
         batches: list[Batch] | None = []
         if self._service.is_open:
             batches = await self._call(self._service.store.batches, self._owner(request), limit + 1, after)
         if batches is None:
             raise _no_such("batch", after or "", "after")
-        return _page([self._document(batch) for batch in batches], limit)
+        return json_response(page_of([self._document(batch) for batch in batches], limit))
 
     async def batch(self, request: Request) -> Response:
         """The document of a batch."""
@@ -316,22 +314,6 @@ def _window(text: str) -> int:
         return window_s(text)
     except ValueError as error:
         raise bad_request(str(error), "completion_window") from None
-
-
-def _limit(request: Request, default: int, most: int) -> int:
-    text = request.query_params.get("limit", str(default))
-    if not text.isascii() or not text.isdigit() or len(text) > 6 or not 1 <= int(text) <= most:
-        raise bad_request(f"limit must be a whole number from 1 to {most}.", "limit")
-    return int(text)
-
-
-def _page(documents: Sequence[dict[str, Any]], limit: int) -> Response:
-    """``documents``: one more than the limit where there are more."""
-    data = documents[:limit]
-    return json_response({
-        "object": "list", "data": data, "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None, "has_more": len(documents) > limit,
-    })  # fmt: skip
 
 
 def _full() -> ApiError:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from jettison.server.chat import ChatEndpoint
 from jettison.server.doors.response_answer import Keep, ResponseAnswer
-from jettison.server.doors.response_input import RENAMED, chat_of, items_of, mended, refers
+from jettison.server.doors.response_input import MAX_ITEMS, RENAMED, chat_of, items_of, mended, refers
 from jettison.server.doors.response_store import MAX_RESPONSE_BYTES, StoredResponse, response_id_of
 from jettison.server.doors.response_tables import RESPONSES, ResponseFields
 from jettison.server.doors.wire import checked_text, raw, renamed, wrong_type
@@ -20,11 +20,13 @@ from jettison.server.endpoint import WireAnswer
 from jettison.server.errors import ApiError, bad_request
 from jettison.server.fields import parse_fields, refusal
 from jettison.server.json_out import encode
+from jettison.server.pages import is_newest_first, limit_of, page_of
 from jettison.server.prompts import Prompt
 from jettison.server.sampling import MAX_METADATA, GenerationPlan
 from jettison.server.state import ServerState
 
 Items = list[dict[str, Any]]
+MAX_PAGE = 100
 _NOT_KEPT = "it is another key's, deleted, or kept no more"
 
 
@@ -128,13 +130,19 @@ class ResponsesEndpoint(ChatEndpoint):
         return Response(stored.document, media_type="application/json")
 
     async def input_items(self, request: Request) -> Response:
-        """What went into a response, the newest first unless ``order=asc``."""
+        """A page of what went into a response, the newest first unless asked otherwise; all of it without a limit."""
+        limit = limit_of(request, MAX_ITEMS, MAX_PAGE if "limit" in request.query_params else MAX_ITEMS)
+        newest_first, after = is_newest_first(request), request.query_params.get("after")
         stored = await self._stored(self._tenant(request), request.path_params["response_id"])
-        data = [{"id": f"item_{at}", "type": "message"} | item for at, item in enumerate(stored.read_input())]
-        if request.query_params.get("order") != "asc":
-            data.reverse()
-        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-        return _json({"object": "list", "data": data, "has_more": False, **ends})
+        items = [{"id": f"item_{at}", "type": "message"} | item for at, item in enumerate(stored.read_input())]
+        if newest_first:
+            items.reverse()
+        if after:
+            ids = [encode(item["id"]) for item in items]
+            if encode(after) not in ids:
+                raise ApiError(404, f"There is no item {after[:100]!r}.", param="after", code="not_found")
+            items = items[ids.index(encode(after)) + 1 :]
+        return _json(page_of(items, limit))
 
     async def delete(self, request: Request) -> Response:
         """Forget a response; those that went on from it stay."""
