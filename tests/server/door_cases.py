@@ -56,6 +56,17 @@ _CHAT = {
         {"role": "tool", "tool_call_id": "call_1", "content": "noon"}, {"role": "user", "content": "and now?"}],
 }  # fmt: skip
 
+_BLOCK = {"type": "text", "text": "hi"}
+_READ = {
+    "model": "fake", "max_tokens": 12, "messages": [
+        {"role": "user", "content": [
+            {"type": "document", "source": {"type": "text", "data": "hi"}, "title": "a", "context": "b"},
+            {"type": "document", "source": {"type": "content", "content": [_BLOCK]}}]},
+        {"role": "user", "content": [{"type": "search_result", "source": "a", "title": "b", "content": [_BLOCK]}]},
+        {"role": "assistant", "content": "a"}, {"role": "assistant", "content": [_BLOCK]},
+        {"role": "user", "content": "c"}],
+}  # fmt: skip
+
 
 def _bases() -> list[tuple[str, dict[str, Any]]]:
     small = claude_code(2)
@@ -69,7 +80,9 @@ def _bases() -> list[tuple[str, dict[str, Any]]]:
     chat, text = "/v1/chat/completions", "/v1/completions"
     return [
         ("/v1/messages", small | {"max_tokens": 20}), ("/v1/messages/count_tokens", small),
-        ("/v1/responses", codex | {"max_output_tokens": 20}),
+        ("/v1/responses", codex | {"max_output_tokens": 20}), ("/v1/messages", _READ),
+        ("/v1/responses", {"model": "fake", "max_output_tokens": 20, "input": [
+            {"type": "item_reference", "id": "msg_" + "0" * 36}, {"role": "user", "content": "hi"}]}),
         (chat, _CHAT | {"tools": TOOLS, "tool_choice": "auto", "stream": True, "stream_options": usage}),
         (chat, _CHAT | {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "now"}}}),
         (chat, _CHAT | {"response_format": form, "include_reasoning": False, "reasoning_effort": "low"}),

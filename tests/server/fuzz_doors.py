@@ -26,11 +26,14 @@ from typing import Any
 
 import httpx
 import psutil
-from door_cases import NO_FILE, DoorCase, drawn
-from fuzz_http import FLAGS, GROWTH_LIMIT_BYTES, Server, judge_log
 
 from jettison.device.model.create import create_model
 from jettison.live.experiments.server_process import ServerProcess
+
+sys.path.append(str(Path(__file__).parents[1]))  # what all tests share; pytest puts it there by itself
+
+from door_cases import NO_FILE, DoorCase, drawn
+from fuzz_http import FLAGS, GROWTH_LIMIT_BYTES, Server, judge_log
 
 ALLOWED = (200, 400, 404, 409, 413, 429)
 SEED = 20261127
