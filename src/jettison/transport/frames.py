@@ -1,8 +1,8 @@
 """One TCP connection of a link: signed frames out of queues, signed frames in.
 
-Each frame is a fixed header, aux, payload. The header carries a sequence number and the epoch and is signed, together
-with aux, with the connection's session key, so a frame cannot be injected, repeated or redirected. Payload bytes have
-TCP's checksum, and between hosts TLS below (``transport.tls``).
+Each frame is a fixed header, aux, payload. The header carries a sequence number and is signed, together with aux, with
+the connection's session key, so a frame cannot be injected, repeated or redirected. Payload bytes have TCP's checksum,
+and between hosts TLS below (``transport.tls``).
 
 Not here: which frames go where, and what a link promises (``transport.tcp``).
 """
@@ -25,8 +25,8 @@ from jettison.transport.link import EMPTY, MAX_AUX_BYTES, Bytes, FrameKind
 from jettison.transport.pacing import Pacer
 from jettison.transport.tls import TlsSocket, Wire
 
-_HEADER = struct.Struct("<I B x H I I q Q")
-"""Magic, kind, length of aux, sequence number, epoch, tag, payload bytes; then MAC, aux, payload."""
+_HEADER = struct.Struct("<I B x H I q Q")
+"""Magic, kind, length of aux, sequence number, tag, payload bytes; then MAC, aux, payload."""
 _MAGIC = 0x4A545443
 _ATTACH = 254
 _MAC_BYTES = 16
@@ -54,8 +54,7 @@ class FrameStream:
     """Both directions of one connection. After a ``failure`` no frame is sent or received any more."""
 
     def __init__(
-        self, sock: Wire, handshake: Handshake, epoch: int, queues: Sequence[deque[WireFrame]],
-        pacer: Pacer | None = None,
+        self, sock: Wire, handshake: Handshake, queues: Sequence[deque[WireFrame]], pacer: Pacer | None = None
     ) -> None:
         """``queues``: frames to send; the first that is not empty goes first, at each frame boundary. ``pacer``: limits
         how much may be sent."""
@@ -68,7 +67,6 @@ class FrameStream:
         self.attached = False
         """The peer uses this connection."""
         self._queues = tuple(queues)
-        self._epoch = epoch
         self._key = handshake.session_key
         self._role, self._their_role = (b"i", b"a") if handshake.is_initiator else (b"a", b"i")
         self._half_out: deque[memoryview] = deque()
@@ -150,7 +148,7 @@ class FrameStream:
 
     def sign(self, kind: int, tag: int, aux: bytes, nbytes: int) -> bytes:
         """The signed part of the next frame that goes before its payload."""
-        header = _HEADER.pack(_MAGIC, kind, len(aux), self._num_sent & 0xFFFFFFFF, self._epoch, tag, nbytes)
+        header = _HEADER.pack(_MAGIC, kind, len(aux), self._num_sent & 0xFFFFFFFF, tag, nbytes)
         self._num_sent += 1
         return header + self._mac(self._role, header, aux) + aux
 
@@ -205,8 +203,8 @@ class FrameStream:
         self._part, self._target, self._filled = part, target, 0
 
     def _begin_frame(self) -> None:
-        magic, kind, aux_len, sequence, epoch, tag, nbytes = _HEADER.unpack_from(self._prefix)
-        if magic != _MAGIC or epoch != self._epoch or aux_len > MAX_AUX_BYTES:
+        magic, kind, aux_len, sequence, tag, nbytes = _HEADER.unpack_from(self._prefix)
+        if magic != _MAGIC or aux_len > MAX_AUX_BYTES:
             raise ValueError("bytes that are no frame header")
         if sequence != self._num_received & 0xFFFFFFFF:
             raise ValueError(f"frame {sequence} where {self._num_received} was due")

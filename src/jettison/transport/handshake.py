@@ -23,7 +23,7 @@ from jettison.errors import LinkDownError
 from jettison.types import WorkerId
 
 _HELLO = struct.Struct("<8s H i I 32s")
-_MAGIC = b"JETTSN01"  # ends with the version of everything that follows on the socket
+_MAGIC = b"JETTSN02"  # ends with the version of everything that follows on the socket
 _MAC_BYTES = 32
 MIN_SECRET_BYTES = 16
 HANDSHAKE_TIMEOUT_S = 5.0

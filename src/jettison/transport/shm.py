@@ -35,8 +35,8 @@ from jettison.transport.handshake import Handshake
 from jettison.transport.link import EMPTY, MAX_AUX_BYTES, Bytes, Fill, Frame, FrameKind, Link, check_send
 from jettison.types import WorkerId
 
-_HEADER = struct.Struct("<I B x H I I q Q Q")
-"""Magic, kind, length of aux, slot, epoch, tag, payload bytes, credit (slots given back, as bits); aux follows."""
+_HEADER = struct.Struct("<I B x H I q Q Q")
+"""Magic, kind, length of aux, slot, tag, payload bytes, credit (slots given back, as bits); aux follows."""
 _MAGIC = 0x4A53484D
 _CREDIT = 255
 _ATTACH = 254
@@ -102,15 +102,13 @@ class ShmLink(Link):
     queues_bulk = False  # an accepted piece is there at once, in slots that urgent frames do not use
 
     def __init__(
-        self, sock: socket.socket, handshake: Handshake, geometry: SlotGeometry | None = None, epoch: int = 0,
-        pin: Pin | None = None,
+        self, sock: socket.socket, handshake: Handshake, geometry: SlotGeometry | None = None, pin: Pin | None = None
     ) -> None:
         """``pin``: for the slots of both directions."""
         geometry = geometry or SlotGeometry()
         geometry.check()
         self.peer: WorkerId = handshake.peer.worker_id
         self._sock = sock
-        self._epoch = epoch
         self._geometry = geometry
         self._pin = pin
         self._unpin: list[Callable[[], None]] = []
@@ -156,7 +154,7 @@ class ShmLink(Link):
         """Send a header, and with it all credits that wait. Returns whether the kernel took it. Raises
         LinkDownError."""
         credit = self._pending_credit
-        message = _HEADER.pack(_MAGIC, kind, len(aux), slot, self._epoch, tag, nbytes, credit) + aux
+        message = _HEADER.pack(_MAGIC, kind, len(aux), slot, tag, nbytes, credit) + aux
         try:
             self._sock.send(message)
         except BlockingIOError:
@@ -181,7 +179,7 @@ class ShmLink(Link):
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             memory = np.frombuffer(mmap.mmap(fd, self._geometry.total_bytes), dtype=np.uint8)
             body = _GEOMETRY.pack(*self._geometry)
-            header = _HEADER.pack(_MAGIC, _ATTACH, len(body), _NO_SLOT, self._epoch, 0, 0, 0)
+            header = _HEADER.pack(_MAGIC, _ATTACH, len(body), _NO_SLOT, 0, 0, 0)
             socket.send_fds(self._sock, [header + body], [fd])
         except OSError as error:
             self._fail(f"attach: {error}")
@@ -258,8 +256,8 @@ class ShmLink(Link):
     def _parse_attach(self, message: bytes, fds: list[int]) -> SlotGeometry:
         if not message:
             raise ValueError("the peer closed the link")
-        magic, kind, aux_len, _, epoch, _, _, _ = _HEADER.unpack_from(message)
-        if (magic, kind, epoch) != (_MAGIC, _ATTACH, self._epoch) or len(fds) != 1:
+        magic, kind, aux_len, _, _, _, _ = _HEADER.unpack_from(message)
+        if (magic, kind) != (_MAGIC, _ATTACH) or len(fds) != 1:
             raise ValueError("the first message brings no memory")
         geometry = SlotGeometry(*_GEOMETRY.unpack(message[_HEADER.size : _HEADER.size + aux_len]))
         geometry.check()
@@ -274,8 +272,8 @@ class ShmLink(Link):
         if num_bytes < _HEADER.size:
             self._fail(f"a message of {num_bytes} bytes")
             return None
-        magic, kind, aux_len, slot, epoch, tag, nbytes, credit = _HEADER.unpack_from(self._buffer)
-        if (magic, epoch, num_bytes) != (_MAGIC, self._epoch, _HEADER.size + aux_len) or aux_len > MAX_AUX_BYTES:
+        magic, kind, aux_len, slot, tag, nbytes, credit = _HEADER.unpack_from(self._buffer)
+        if (magic, num_bytes) != (_MAGIC, _HEADER.size + aux_len) or aux_len > MAX_AUX_BYTES:
             self._fail("a message that is no frame header")
             return None
         if credit and not self._take_credit(credit):

@@ -101,7 +101,6 @@ class TcpLink(Link):
         *,
         activation_bytes: int = 1 << 20,
         bulk_bytes: int = (1 << 20) + (1 << 16),
-        epoch: int = 0,
         coordinate: bool = True,
         pacer: Pacer | None = None,
     ) -> None:
@@ -138,13 +137,13 @@ class TcpLink(Link):
         if urgent is None:
             if coordinate:  # bytes that have arrived and are not read stand before an activation, too
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-            self._bulk = self._urgent = FrameStream(sock, handshake, epoch, self._queues, pacer)
+            self._bulk = self._urgent = FrameStream(sock, handshake, self._queues, pacer)
             self._streams = [self._bulk]
         else:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _PRIORITY_BULK)
             urgent.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _PRIORITY_INTERACTIVE)
-            self._urgent = FrameStream(*urgent, epoch, self._queues[:1], pacer)
-            self._bulk = FrameStream(sock, handshake, epoch, self._queues[1:], pacer)
+            self._urgent = FrameStream(*urgent, self._queues[:1], pacer)
+            self._bulk = FrameStream(sock, handshake, self._queues[1:], pacer)
             self._streams = [self._urgent, self._bulk]
         is_encrypted = isinstance(sock, TlsSocket)
         if urgent is not None or pacer is not None or is_encrypted:
