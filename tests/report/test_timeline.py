@@ -69,8 +69,8 @@ def test_steps_of_a_lost_workers_groups_are_forgotten():
 
 def test_a_transfer_begins_its_duration_before_its_end():
     timeline = Timeline()
-    timeline.transfer_begun(SendKV(3, 0, 1, LayerRange(2, 4), (1, 2), (4, 5), True))
-    timeline.transfer_begun(SendShard(4, 1, 0, "layer:2"))
+    timeline.transfer_begun(SendKV(3, 0, 1, LayerRange(2, 4), (1, 2), (4, 5), True), 5_000_000)
+    timeline.transfer_begun(SendShard(4, 1, 0, "layer:2"), 5_000_000)
     timeline.transfer_ended(TransferEnded(3, True, 4096, 2_000_000), 10_000_000)
     timeline.transfer_ended(TransferEnded(4, False, 10, 1_000_000), 12_000_000)
     timeline.transfer_ended(TransferEnded(99, True, 1, 1), 12_000_000)
@@ -78,6 +78,19 @@ def test_a_transfer_begins_its_duration_before_its_end():
     assert [(e["name"], e["ts"]) for e in begins] == [("urgent KV 0 > 1", 0.0), ("layer:2 1 > 0", 3000.0)]
     assert begins[0]["args"]["bytes"] == 4096 and not begins[1]["args"]["complete"]
     assert [e["ts"] for e in events(timeline, "e")] == [2000.0, 4000.0]
+
+
+def test_a_transfer_that_the_core_ends_itself_has_a_bar_from_its_order():
+    timeline = Timeline()
+    timeline.transfer_begun(SendShard(4, 1, 0, "layer:2"), 5_000_000)
+    timeline.transfer_begun(SendShard(5, 1, 0, "layer:3"), 6_000_000)
+    timeline.transfers_left({4, 5}, 7_000_000)
+    assert not events(timeline, "b")
+    timeline.transfers_left({5}, 8_000_000)
+    timeline.transfer_ended(TransferEnded(4, True, 10, 1_000_000), 9_000_000)  # what came too late counts no more
+    (begin,), (end,) = events(timeline, "b"), events(timeline, "e")
+    assert (begin["name"], begin["ts"], end["ts"]) == ("layer:2 1 > 0", 0.0, 3000.0)
+    assert not begin["args"]["complete"]
 
 
 def test_records_are_marks_and_the_ends_of_moves_spans():

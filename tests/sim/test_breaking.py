@@ -9,6 +9,7 @@ import pytest
 from scenarios import Watched, make_setup
 
 from jettison.core import ports
+from jettison.report.timeline import Timeline
 from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.faults import Crash, Delay, Duplicate, Slow
 from jettison.sim.links import LinkClass, LinkSpec, Topology, host_of
@@ -83,3 +84,28 @@ def test_the_swaps_of_a_worker_die_with_it() -> None:
     cluster.run(until_ns=900 * NANOSECONDS)
     watched.expect_all_served()
     assert watched.kinds().count("worker_lost") == 2
+
+
+class Begun(Timeline):
+    """A time line that counts the transfers of which it is told."""
+
+    num_transfers = 0
+
+    def transfer_begun(self, transfer: ports.Transfer, now_ns: int) -> None:
+        self.num_transfers += 1
+        super().transfer_begun(transfer, now_ns)
+
+
+def test_transfers_that_die_with_a_worker_end_in_the_time_line() -> None:
+    timeline = Begun()
+    cluster = SimulatedCluster(
+        make_setup("drop", topology=SLOW_HOST), on_emit=lambda emit, now_ns: None, observer=timeline)
+    for i in range(30):
+        params = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+        cluster.submit(Request(f"r{i}", (0,) * 200, params, 0), 0)
+    cluster.run(is_over=lambda: bool(cluster.core.state.book.transfers))
+    cluster.inject((Crash(cluster.loop.now_ns / NANOSECONDS, 0, 0.5),))
+    cluster.run(until_ns=900 * NANOSECONDS)
+    bars = [e for e in timeline.document()["traceEvents"] if e["ph"] == "b" and e["cat"] == "transfer"]
+    assert len(bars) == timeline.num_transfers
+    assert any(not bar["args"]["complete"] for bar in bars)

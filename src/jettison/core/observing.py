@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple, Protocol
 
@@ -10,7 +10,7 @@ from jettison.core.cluster import ClusterCore
 from jettison.core.ports import Emit, Record, RunStep, Transfer, TransferEnded
 from jettison.core.residence import hosted_tokens
 from jettison.core.serving.group import Group
-from jettison.types import GroupId, WorkerId
+from jettison.types import GroupId, TransferId, WorkerId
 
 GroupGauges = Mapping[str, float]
 
@@ -30,12 +30,17 @@ class RunObserver(Protocol):
         """The step is over or has failed; after its last stage."""
         ...
 
-    def transfer_begun(self, transfer: Transfer) -> None:
+    def transfer_begun(self, transfer: Transfer, now_ns: int) -> None:
         """KV, a shard or a swap is to be moved."""
         ...
 
     def transfer_ended(self, ended: TransferEnded, now_ns: int) -> None:
-        """The one end of a transfer."""
+        """The end of a transfer that a worker tells of."""
+        ...
+
+    def transfers_left(self, under_way: Collection[TransferId], now_ns: int) -> None:
+        """After each event, those under way: any other one that was begun and of which no worker has told, the core has
+        ended itself."""
         ...
 
     def recorded(self, record: Record) -> None:

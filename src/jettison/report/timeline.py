@@ -11,13 +11,13 @@ import gzip
 import json
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jettison.core.ports import Emit, Record, RunStep, SendShard, Transfer, TransferEnded
-from jettison.types import GroupId, LayerRange, WorkerId
+from jettison.types import GroupId, LayerRange, TransferId, WorkerId
 
 MAX_EVENTS = 400_000
 """Events kept by default: about 100 MB as text, which a viewer still opens. The oldest are dropped first."""
@@ -83,7 +83,8 @@ class Timeline:
         self._events: deque[dict[str, Any]] = deque(maxlen=max_events)
         self._num_events = 0
         self._steps: dict[int, _OpenStep] = {}
-        self._transfers: dict[int, Transfer] = {}
+        self._transfers: dict[TransferId, tuple[Transfer, int]] = {}
+        """Under way, and when each was ordered."""
         self._issued: dict[GroupId, list[int]] = {}
         """Offline tokens, and all tokens, in each group's steps since the last tick."""
         self._has_offline = False
@@ -129,13 +130,13 @@ class Timeline:
         """The step has ended or failed, after its last stage."""
         self._steps.pop(step_id, None)
 
-    def transfer_begun(self, transfer: Transfer) -> None:
+    def transfer_begun(self, transfer: Transfer, now_ns: int) -> None:
         """Bytes are to be moved; the time at which they began to move comes with their end."""
-        self._transfers[transfer.transfer_id] = transfer
+        self._transfers[transfer.transfer_id] = transfer, now_ns
 
     def transfer_ended(self, ended: TransferEnded, now_ns: int) -> None:
         """A transfer has ended."""
-        transfer = self._transfers.pop(ended.transfer_id, None)
+        transfer, _ = self._transfers.pop(ended.transfer_id, (None, 0))
         if transfer is None:
             return
         src, dst = transfer.src, transfer.dst
@@ -147,6 +148,14 @@ class Timeline:
             name = f"{'urgent KV' if transfer.urgent else 'KV'} {ends}"
             what |= {"blocks": len(transfer.src_blocks), "layers": list(transfer.layers)}
         self._span(_LINKS, "transfer", name, ended.transfer_id, now_ns - ended.duration_ns, now_ns, what)
+
+    def transfers_left(self, under_way: Collection[TransferId], now_ns: int) -> None:
+        """The core has ended those that are not under way: incomplete, with a bar from their order."""
+        if len(self._transfers) == len(under_way):  # the core knows of all that have begun
+            return
+        for transfer_id, (_, ordered_ns) in list(self._transfers.items()):
+            if transfer_id not in under_way:
+                self.transfer_ended(TransferEnded(transfer_id, False, 0, now_ns - ordered_ns), now_ns)
 
     def recorded(self, record: Record) -> None:
         """The core has recorded a decision or a milestone."""

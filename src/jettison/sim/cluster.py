@@ -210,8 +210,10 @@ class SimulatedCluster:
         if observer is not None and isinstance(event, ports.TransferEnded):
             observer.transfer_ended(event, now_ns)
         self._carry_out(self.core.handle(event, now_ns))
-        if observer is not None and isinstance(event, ports.Tick):
-            observer.looked(group_gauges(self.core), now_ns)
+        if observer is not None:
+            observer.transfers_left(self.core.state.book.transfers.keys(), now_ns)
+            if isinstance(event, ports.Tick):
+                observer.looked(group_gauges(self.core), now_ns)
         if not self.fast_forwards.is_idle:
             self._cut_what_decides(event)
         self.start_ticks()
@@ -273,7 +275,7 @@ class SimulatedCluster:
         observer = self._observer
         for action in actions:
             if observer is not None and isinstance(action, ports.Transfer):
-                observer.transfer_begun(action)
+                observer.transfer_begun(action, now_ns)
             match action:
                 case ports.RunStep():
                     self._issue(action, arrives_ns)

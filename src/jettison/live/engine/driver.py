@@ -110,9 +110,11 @@ class CoreDriver:
         actions = self.core.handle(event, now_ns)
         if isinstance(event, ports.WorkerLost):
             self.bubbles.keep_groups(self.core.groups)
-        self.carry_out(actions)
-        if self._observer is not None and isinstance(event, ports.Tick):
-            self._observer.looked(group_gauges(self.core), now_ns)
+        self.carry_out(actions, now_ns)
+        if self._observer is not None:
+            self._observer.transfers_left(self.core.state.book.transfers.keys(), now_ns)
+            if isinstance(event, ports.Tick):
+                self._observer.looked(group_gauges(self.core), now_ns)
 
     def on_start(self, ready: Sequence[m.WorkerReady], links_lost: Sequence[ports.LinkLost], now_ns: int) -> None:
         """What all workers have told of the start."""
@@ -131,8 +133,8 @@ class CoreDriver:
 
     # --- actions ----------------------------------------------------------------------------------------------
 
-    def carry_out(self, actions: list[ports.Action]) -> None:
-        """Carry out actions: what workers wait for, then what clients and logs get; in order among themselves."""
+    def carry_out(self, actions: list[ports.Action], now_ns: int) -> None:
+        """Carry out actions of this time: what workers wait for, then what clients and logs get; each in order."""
         told: list[ports.EmitTokens | ports.Emit | ports.Record] = []
         for action in actions:
             match action:
@@ -153,7 +155,7 @@ class CoreDriver:
                     self.provision(action)
                 case ports.SendKV() | ports.SendShard():
                     if self._observer is not None:
-                        self._observer.transfer_begun(action)
+                        self._observer.transfer_begun(action, now_ns)
                     self._send(action.src, action)
                 case ports.CancelTransfer():
                     self._send(action.src, action)

@@ -229,7 +229,7 @@ class LocalCluster:
 
     def _carry_out(self, actions: list[ports.Action]) -> None:
         assert self._driver is not None, "not started"
-        self._driver.carry_out(actions)
+        self._driver.carry_out(actions, self._now_ns)
 
     def run(
         self, until: Callable[[], bool] | None = None, pace: Pace = Pace.BY_LOT,

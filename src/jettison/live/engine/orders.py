@@ -26,7 +26,8 @@ class Orders:
 
     def order(self, order: Callable[[ClusterCore, int], list[ports.Action]]) -> None:
         """Have the core do something, at this time. Raises what the order does."""
-        self._driver.carry_out(order(self._driver.core, time.monotonic_ns()))
+        now_ns = time.monotonic_ns()
+        self._driver.carry_out(order(self._driver.core, now_ns), now_ns)
 
     def request_drop(self) -> None:
         """Merge groups now."""
