@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ import pytest
 from cryptography import x509
 
 from jettison.errors import LinkDownError
+from jettison.report.timeline import Timeline
 from jettison.server import launch
 from jettison.server.parent import orders as o
 from jettison.server.parent.kept import Kept
@@ -35,6 +37,7 @@ from jettison.server.parent.rules import (
     exit_code,
 )
 from jettison.server.parent.signing import Sign, SigningDesk, lent_authority
+from jettison.server.recorder import TraceRecorder
 from jettison.transport.authority import MAX_REQUEST_BYTES, Applicant
 from jettison.transport.handshake import Identity
 from jettison.transport.tls import Papers, TlsContexts, name_of
@@ -111,14 +114,15 @@ def line_of(tmp_path, weights, orphan_timeout_s=60):
 def test_a_controller_with_a_bug_ends_at_once_where_another_follows(
     orphan_timeout_s, weights, is_ready, is_stopped, state, ends_at_once, tmp_path, monkeypatch
 ):
-    ends = []
+    ends, kept = [], []
     monkeypatch.setattr(launch.os, "_exit", ends.append)
+    monkeypatch.setattr(launch.signal, "setitimer", lambda *_: None)
     with line_of(tmp_path, weights, orphan_timeout_s) as (line, _):
         if is_ready:
             line.ready("weights")
         line.is_told_to_stop = is_stopped
-        launch._end_for_the_next(types.SimpleNamespace(state=state), line)
-    assert ends == [1] * ends_at_once
+        launch._end_for_the_next(types.SimpleNamespace(state=state), line, lambda: kept.append("kept"))
+    assert ends == [1] * ends_at_once and kept == ["kept"] * ends_at_once
     rules = Rules(orphan_timeout_s)  # the parent sees it as the controller does
     if is_ready or weights is not None:
         rules.on_ready()
@@ -467,3 +471,35 @@ def test_the_parent_is_small():
     """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert told.split("\n")[:2] == ["[]", "1"]
+
+
+def ends_with_a_bug(keep):
+    """The code with which a controller's process ends that keeps its records so."""
+    engine, line = types.SimpleNamespace(state="ready"), types.SimpleNamespace(is_followed=True)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            launch._end_for_the_next(engine, line, keep)
+        finally:
+            os._exit(77)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_controller_with_a_bug_keeps_its_records_and_ends_whatever_becomes_of_that(tmp_path, monkeypatch):
+    path = tmp_path / "line.json.gz"
+    config = types.SimpleNamespace(server=types.SimpleNamespace(timeline=str(path)))
+    own = launch._own_timeline(config, types.SimpleNamespace(heritage=types.SimpleNamespace(epoch=2)))
+    engine = types.SimpleNamespace(timeline=Timeline())
+
+    def keep():
+        recorder = TraceRecorder(tmp_path / "trace.csv", 1 << 20)
+        recorder.start()
+        recorder.record(0, 3, 4, 0, False)
+        launch._keep_records(engine, recorder, own)
+
+    assert ends_with_a_bug(keep) == 1
+    assert (tmp_path / "trace.csv").read_text().splitlines()[-1].endswith("3,4,0,online")
+    assert own.name == "line-2.json.gz" and own.exists() and not path.exists()
+    assert ends_with_a_bug(lambda: 1 / 0) == 1
+    monkeypatch.setattr(launch, "LAST_WORDS_S", 0.05)
+    assert ends_with_a_bug(threading.Event().wait) == -signal.SIGALRM

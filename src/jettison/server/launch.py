@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -53,6 +54,9 @@ logger = logging.getLogger(__name__)
 HELD_SHARE = 0.2
 """Part of the time for draining for which an order to end waits for streams on their way back: a service manager gives
 little more than that time."""
+
+LAST_WORDS_S = 5.0
+"""For what a controller with a bug still writes before it ends: its workers and streams wait for the next one."""
 
 EXACT_DTYPES = frozenset({"float64"})
 """Precisions for which equal tokens are promised under all memory moves; see ``jettison verify``."""
@@ -174,15 +178,39 @@ async def _start(engine: Engine, state: ServerState, served: asyncio.Event, line
     _tell_manager(line, "READY=1", "STATUS=takes requests")
 
 
-def _end_for_the_next(engine: Engine, line: ParentLine) -> None:
+def _end_for_the_next(engine: Engine, line: ParentLine, keep: Callable[[], None]) -> None:
     """End this process at once where the core met a bug and another controller follows; else return.
 
     To workers and front ends it looks killed: they keep parameters and streams for the next one, where an orderly end
     would stop the former and fail the latter. A controller whose start has not ended does so in order: what its workers
-    had kept may be why it failed, and the next one starts them anew."""
+    had kept may be why it failed, and the next starts them anew. ``keep`` writes what else would be lost; the kernel
+    ends this process where the disk, or what the bug has left behind, lets it take too long."""
     if line.is_followed and engine.state == "ready":
         logger.error("the controller ends at once: workers and front ends wait for the next one")
-        os._exit(1)
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, LAST_WORDS_S)
+            keep()
+        finally:
+            os._exit(1)
+
+
+def _keep_records(engine: Engine, recorder: TraceRecorder | None, timeline: Path | None) -> None:
+    """Write the recording's last rows, and the time line."""
+    if recorder is not None:
+        recorder.close()
+    if engine.timeline is not None and timeline is not None:
+        engine.timeline.write_or_tell(timeline, logger)
+
+
+def _own_timeline(config: EngineConfig, line: ParentLine) -> Path | None:
+    """Where a controller that is followed writes its own: ``line.json`` is the last one's, ``line-1.json`` the first's.
+    """
+    if config.server.timeline is None or line.heritage is None:
+        return None
+    path = Path(config.server.timeline)
+    name, dot, ending = path.name.partition(".")
+    return path.with_name(f"{name}-{line.heritage.epoch}{dot}{ending}")
 
 
 def _tell_manager(line: ParentLine | None, *assignments: str) -> None:
@@ -305,7 +333,8 @@ async def _serve(config: EngineConfig, line: ParentLine | None = None) -> int:
     # A supervisor restarts a process that ends; a server that answers 503 for ever helps no client.
     engine.on_failure = stop.set
     if line is not None:
-        engine.on_bug = partial(_end_for_the_next, engine, line)
+        engine.on_bug = partial(
+            _end_for_the_next, engine, line, partial(_keep_records, engine, recorder, _own_timeline(config, line)))
     starting = asyncio.create_task(_start(engine, server_state(app), served, line), name="jettison-start")
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
     code = 1
