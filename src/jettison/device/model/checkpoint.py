@@ -6,13 +6,11 @@ weights that are quantized in another way than ``config.json`` says, lie in anot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
-
-from safetensors import safe_open
+from typing import NamedTuple
 
 from jettison.device.model.jsonfile import JsonObject, short_repr
 from jettison.device.model.quantized.parts import PLAIN, Header, Part, Recipe
@@ -21,7 +19,7 @@ from jettison.device.model.quantized.schemes import Scheme
 from jettison.device.model.quantized.signs import REFUSAL, other_weights, sign_beside, sign_of_tensor, sign_of_type
 from jettison.device.model.shards import TensorSource
 from jettison.device.model.standins import why_not_itself
-from jettison.device.model.stored import errors_of
+from jettison.device.model.stored import StoredFile
 from jettison.errors import ModelError
 
 SINGLE_FILE = "model.safetensors"
@@ -196,11 +194,10 @@ def _headers(choice: _Choice) -> tuple[dict[str, Path], dict[str, Header]]:
     file_of: dict[str, Path] = {}
     headers: dict[str, Header] = {}
     for path in choice.files:
-        with _opened(path) as file:
-            for name in file.keys():  # noqa: SIM118  (not a dict: it cannot be iterated)
-                if name in file_of:
-                    raise _Mismatch(f"{path}: tensor {name} is in {file_of[name].name} too")
-                file_of[name], headers[name] = path, header_of(file, name)
+        for name, header in _headers_in(path).items():
+            if name in file_of:
+                raise _Mismatch(f"{path}: tensor {name} is in {file_of[name].name} too")
+            file_of[name], headers[name] = path, header
     return file_of, headers
 
 
@@ -211,22 +208,21 @@ def _quantized(model_dir: Path, files: list[Path], wanted: _Wanted) -> ModelErro
         return None
     names = {source.name for source in wanted.sources.values()}
     for path in files:
-        with _opened(path) as file:
-            for name in file.keys():  # noqa: SIM118
-                sign = sign_of_tensor(name)
-                if sign is None and name in names:
-                    sign = sign_of_type(name, header_of(file, name).dtype)
-                if sign is not None:
-                    return ModelError(f"{path}: {sign}: {REFUSAL}")
+        for name, header in _headers_in(path).items():
+            sign = sign_of_tensor(name)
+            if sign is None and name in names:
+                sign = sign_of_type(name, header.dtype)
+            if sign is not None:
+                return ModelError(f"{path}: {sign}: {REFUSAL}")
     if (sign := sign_beside(model_dir)) is not None:
         return ModelError(f"{model_dir}: {sign}: {REFUSAL}")
     return None
 
 
-def header_of(file: Any, name: str) -> Header:
-    """A tensor's header in an open safetensors file."""
-    stored = file.get_slice(name)
-    return Header(stored.get_dtype(), tuple(stored.get_shape()))
+def _headers_in(path: Path) -> dict[str, Header]:
+    """Of all tensors in a file, by name. Raises ModelError."""
+    with StoredFile(path) as file:
+        return {name: Header(entry.dtype, entry.shape) for name, entry in sorted(file.entries().items())}
 
 
 def check_header(path: Path, header: Header, part: Part) -> None:
@@ -242,13 +238,6 @@ def check_header(path: Path, header: Header, part: Part) -> None:
             f"{path}: tensor {part.name} has shape {header.shape}, expected {part.shape}; "
             "weights and config.json do not match"
         )
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """An open safetensors file; errors of the library and the system become ModelError."""
-    with errors_of(path), safe_open(path, framework="pt") as file:
-        yield file
 
 
 def _indexed_files(index: Path) -> list[Path]:

@@ -32,6 +32,9 @@ _TYPES = {
     "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
 _LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 100_000_000
+"""As the library has it: the first bytes of a file of another kind may say anything."""
+_METADATA = "__metadata__"
 
 
 @contextmanager
@@ -58,7 +61,7 @@ class Lazy(Protocol):
     def __getitem__(self, at: slice | tuple[slice, slice] | EllipsisType) -> Tensor: ...
 
 
-class _Entry(msgspec.Struct):
+class Entry(msgspec.Struct):
     """A tensor in a file's header."""
 
     dtype: str
@@ -96,7 +99,7 @@ class StoredFile:
     def _read_header(self) -> None:
         length = int.from_bytes(self._file.read(_LENGTH_BYTES) or b"", "little")
         self._data_at = _LENGTH_BYTES + length
-        if self._data_at > os.fstat(self._file.fileno()).st_size:
+        if length > _MOST_HEADER_BYTES or self._data_at > self._size():
             raise SafetensorError("its header is cut off")
         header = bytearray(length)
         self._fill(memoryview(header), _LENGTH_BYTES)
@@ -109,6 +112,27 @@ class StoredFile:
         self._file.close()
         self.windows.clear()
 
+    def _size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def entries(self) -> dict[str, Entry]:
+        """All tensors by their names, of any number types, where the file has just the bytes that its header names."""
+        with errors_of(self._path):
+            try:
+                entries = {
+                    name: msgspec.json.decode(raw, type=Entry) for name, raw in self._header.items()
+                    if name != _METADATA}
+            except msgspec.DecodeError as error:
+                raise SafetensorError(f"its header: {error}") from None
+            end = self._data_at
+            for start, until in sorted(entry.data_offsets for entry in entries.values()):
+                if self._data_at + start != end or until < start:
+                    raise SafetensorError(f"its header: no tensor begins at byte {end}")
+                end = self._data_at + until
+            if end != self._size():
+                raise SafetensorError(f"it has {self._size()} bytes where its header names {end}")
+            return entries
+
     def tensor(self, name: str) -> tuple[str, StoredTensor]:
         """One by its name, with its number type."""
         with errors_of(self._path):
@@ -116,7 +140,7 @@ class StoredFile:
 
     def _entry(self, name: str) -> tuple[str, StoredTensor]:
         try:
-            entry = msgspec.json.decode(self._header[name], type=_Entry)
+            entry = msgspec.json.decode(self._header[name], type=Entry)
         except (KeyError, msgspec.DecodeError):
             raise SafetensorError(f"it has no tensor {name}") from None
         dtype, (start, end) = _TYPES.get(entry.dtype), entry.data_offsets
