@@ -188,6 +188,15 @@ class RequestState:
         self.remote: tuple[RemotePart, ...] = ()
         """KV that its steps attend to on other workers, in a live exchange (``Hold.REMOTE``)."""
 
+    def note_prompt_logprobs(self, context_len: int, entries: Sequence[TokenLogprobs]) -> None:
+        """Append those of a chunk after ``context_len`` tokens that are new: after a preemption the same positions are
+        computed again. Nothing is appended behind a gap."""
+        assert self.prompt_logprobs is not None
+        # Entry i belongs to prompt position context_len + 1 + i.
+        known = len(self.prompt_logprobs) - (context_len + 1)
+        if known >= 0:
+            self.prompt_logprobs += entries[known:]
+
     # --- holds ------------------------------------------------------------------------------------------------
 
     @property

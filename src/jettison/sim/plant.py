@@ -1,4 +1,4 @@
-"""The plant: the interface of the cluster that a modelled worker uses."""
+"""The plant: the interface of the cluster that a modelled worker uses, and the times that lie between two workers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from jettison.core.controlstream import Failure
 from jettison.cost.hardware import HardwareProfile
 from jettison.sim.executor import Executor
 from jettison.sim.loop import EventLoop, Scheduled
-from jettison.sim.tasks import StepRun
+from jettison.sim.tasks import FarRows, StepRun
 from jettison.sim.transfers import TransferEnd, Transfers
-from jettison.types import ModelShape, ShardId, WorkerId
+from jettison.types import NANOSECONDS, ModelShape, ShardId, WorkerId
 
 
 class Peer(Protocol):
@@ -77,3 +77,17 @@ class Plant(Protocol):
     def note_activation(self, delay_ns: int) -> None:
         """An activation was on its way for ``delay_ns``."""
         ...
+
+
+def far_ns(plant: Plant, here: WorkerId, far: FarRows) -> int:
+    """Nanoseconds of remote attention in a stage at ``here``: each layer sends queries and waits, both ways behind the
+    piece on the wire, and for the peer's attention."""
+    shape, there, transfers = plant.shape, far.src, plant.transfers
+    query_bytes = far.num_rows * shape.num_heads * shape.head_dim * shape.dtype_bytes
+    link = transfers.network.topology.link(here, there)
+    # The answer has a sum a head beside its values.
+    num_bytes = 2 * query_bytes + far.num_rows * shape.num_heads * shape.dtype_bytes
+    layer_ns = 2 * link.latency_ns + round(num_bytes / link.bytes_per_s * NANOSECONDS)
+    layer_ns += transfers.piece_wait_ns(here, there) + transfers.piece_wait_ns(there, here)
+    layer_ns += plant.executor.attention_ns(far.num_kv_tokens, far.num_rows)
+    return far.num_layers * layer_ns

@@ -20,11 +20,10 @@ from jettison.sim.links import host_of
 from jettison.sim.loop import Scheduled
 from jettison.sim.memory import ModelledMemory
 from jettison.sim.network import FlowClass
-from jettison.sim.plant import Plant
+from jettison.sim.plant import Plant, far_ns
 from jettison.sim.tasks import (
     TOKEN,
     Command,
-    FarRows,
     Running,
     ShardLoading,
     StageTask,
@@ -265,7 +264,7 @@ class SimWorker:
         if slowness != 1.0:
             took_ns = round(took_ns * slowness)
         for far in run.far.get(self.worker_id, ()):
-            took_ns += self._far_ns(far)
+            took_ns += far_ns(plant, self.worker_id, far)
         took_ns = self._copies.slowed_ns(took_ns)
         task.slowness = slowness
         self.num_steps += 1
@@ -284,21 +283,6 @@ class SimWorker:
             if not self._plant.is_linked(self.worker_id, far.src):
                 return Failure(f"no link to worker {far.src}, which holds KV that this step needs", far.src, True)
         return None
-
-    def _far_ns(self, far: FarRows) -> int:
-        """Nanoseconds of remote attention: each layer sends queries and waits, both ways behind the piece on the wire,
-        and for the peer's attention."""
-        plant, shape = self._plant, self._plant.shape
-        here, there = self.worker_id, far.src
-        network = plant.transfers.network
-        query_bytes = far.num_rows * shape.num_heads * shape.head_dim * shape.dtype_bytes
-        link = network.topology.link(here, there)
-        # The answer has a sum a head beside its values.
-        num_bytes = 2 * query_bytes + far.num_rows * shape.num_heads * shape.dtype_bytes
-        layer_ns = 2 * link.latency_ns + round(num_bytes / link.bytes_per_s * NANOSECONDS)
-        layer_ns += plant.transfers.piece_wait_ns(here, there) + plant.transfers.piece_wait_ns(there, here)
-        layer_ns += plant.executor.attention_ns(far.num_kv_tokens, far.num_rows)
-        return far.num_layers * layer_ns
 
     def _finish(self, task: StageTask, start_ns: int, end_ns: int, failure: Failure | None) -> None:
         plant, step = self._plant, task.run.step

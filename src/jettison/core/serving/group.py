@@ -50,7 +50,6 @@ from jettison.types import (
     LayerRange,
     RequestId,
     SampledToken,
-    TokenLogprobs,
     TransferId,
     WorkerId,
 )
@@ -390,7 +389,7 @@ class Group:
             if context_len < state.num_prompt:
                 fresh.note_prompt(state)
             if state.prompt_logprobs is not None and index in done.prompt_logprobs:
-                self._add_prompt_logprobs(state, row, done.prompt_logprobs[index])
+                state.note_prompt_logprobs(context_len, done.prompt_logprobs[index])
             if seals and state.num_computed // block_size > state.num_sealed:
                 self.blocks.seal(state)
             if token is None:
@@ -431,15 +430,6 @@ class Group:
         if queues.are_charged:
             for state in with_token:
                 queues.charge(state, 0, 1)
-
-    def _add_prompt_logprobs(self, state: RequestState, row: StepRow, entries: list[TokenLogprobs]) -> None:
-        """Append the entries that are new to the request's: after a preemption the same positions are computed again.
-        Nothing is appended behind a gap."""
-        assert state.prompt_logprobs is not None
-        # Entry i belongs to prompt position context_len + 1 + i.
-        known = len(state.prompt_logprobs) - (row.context_len + 1)
-        if known >= 0:
-            state.prompt_logprobs += entries[known:]
 
     def fail(self, step_id: int) -> list[RequestState]:
         """Take a failed or abandoned step back: nothing of it counts. Returns the group's own requests in it."""

@@ -312,27 +312,6 @@ def swap_out_and_in(setting: Setting) -> Outcome:
         return Outcome(observed(cluster, prompts), out == back > 0, f"{out:.0f} blocks to the host, {back:.0f} back")
 
 
-def migrate_while_decoding(setting: Setting) -> Outcome:
-    """Clients of one instance leave; running requests of the other move over (the migrate baseline)."""
-    blocks = -(-NUM_REQUESTS * (40 + setting.num_output_tokens) // (2 * BLOCK_SIZE)) + 8
-    # Two fifths full count as full, and looks are frequent: whatever the length of answers, most is then still to come.
-    with make_cluster(
-        setting, num_blocks=blocks, overload="migrate", migrate_threshold=blocks / 5, migrate_period_ms=1
-    ) as cluster:
-        prompts = make_prompts(setting, cluster, 20, 40)
-        submit(cluster, prompts, setting.num_output_tokens)
-        cluster.run(produced(cluster, 2 * setting.num_output_tokens))
-        for request_id in list(cluster.core.groups[1].queues.running)[1:]:
-            cluster.cancel(request_id)
-        moves = Until("a migration", lambda: counters(cluster.core)["migrations"] > 0 or not cluster.num_open)
-        cluster.run(moves, Pace.STEPS_LAST)
-        cluster.run()
-        cluster.core.check()
-        totals = counters(cluster.core)
-        evidence = f"{totals['migrations']:.0f} requests moved, {totals['migrated_bytes']:.0f} bytes"
-        return Outcome(observed(cluster, prompts), totals["migrations"] > 0, evidence)
-
-
 def static_pipeline(setting: Setting) -> Outcome:
     """Two instances that each load half of the layers (the pipeline baseline), with too little memory for all."""
     need = -(-(40 + setting.num_output_tokens) // BLOCK_SIZE)
@@ -490,7 +469,6 @@ SCENARIOS: dict[str, Event] = {
     "prefix hit": Event(prefix_hit),
     "preempt and recompute": Event(preempt_and_recompute, TWO),
     "swap out + in": Event(swap_out_and_in, TWO),
-    "migrate while decoding": Event(migrate_while_decoding, TWO),
     "static pipeline": Event(static_pipeline, Needs(num_stages=2)),
     **{f"drop + exchange ({mode})": Event(drop_and_exchange(mode), MERGED) for mode in ExchangeMode},
     "restore + split": Event(restore_and_split, MERGED),

@@ -1,7 +1,5 @@
-"""Scenarios of ``jettison verify`` in which running requests go to another group as tokens, whatever its shape.
-
-The rung that moves KV has its own (``live.verify.scenarios``).
-"""
+"""Scenarios of ``jettison verify`` in which running requests go to another group: as KV by the rung, between instances;
+as tokens, whatever the groups' shapes."""
 
 from __future__ import annotations
 
@@ -11,6 +9,9 @@ from jettison.core.totals import counters
 from jettison.live.engine.local_cluster import LocalCluster, Pace, Until
 from jettison.live.verify.applicable import Needs
 from jettison.live.verify.scenarios import (
+    BLOCK_SIZE,
+    NUM_REQUESTS,
+    TWO,
     Event,
     Outcome,
     Scenario,
@@ -20,6 +21,7 @@ from jettison.live.verify.scenarios import (
     make_cluster,
     make_prompts,
     observed,
+    produced,
     submit,
 )
 from jettison.memory.kvtransfers import MigrationKind
@@ -27,6 +29,27 @@ from jettison.memory.kvtransfers import MigrationKind
 NUM_MOVES = 2
 STEP_TOKENS = 13
 """So that a request takes several steps of its destination."""
+
+
+def migrate_while_decoding(setting: Setting) -> Outcome:
+    """Clients of one instance leave; running requests of the other move over (the migrate baseline)."""
+    blocks = -(-NUM_REQUESTS * (40 + setting.num_output_tokens) // (2 * BLOCK_SIZE)) + 8
+    # Two fifths full count as full, and looks are frequent: whatever the length of answers, most is then still to come.
+    with make_cluster(
+        setting, num_blocks=blocks, overload="migrate", migrate_threshold=blocks / 5, migrate_period_ms=1
+    ) as cluster:
+        prompts = make_prompts(setting, cluster, 20, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(produced(cluster, 2 * setting.num_output_tokens))
+        for request_id in list(cluster.core.groups[1].queues.running)[1:]:
+            cluster.cancel(request_id)
+        moves = Until("a migration", lambda: counters(cluster.core)["migrations"] > 0 or not cluster.num_open)
+        cluster.run(moves, Pace.STEPS_LAST)
+        cluster.run()
+        cluster.core.check()
+        totals = counters(cluster.core)
+        evidence = f"{totals['migrations']:.0f} requests moved, {totals['migrated_bytes']:.0f} bytes"
+        return Outcome(observed(cluster, prompts), totals["migrations"] > 0, evidence)
 
 
 def migrate_as_tokens(source_stages: int, destination_stages: int) -> Scenario:
@@ -78,6 +101,7 @@ def _move(cluster: LocalCluster, names: list[str], source: Group, destination: G
 
 
 MIGRATIONS: dict[str, Event] = {
+    "migrate while decoding": Event(migrate_while_decoding, TWO),
     "migrate as tokens, instance to instance": Event(migrate_as_tokens(1, 1), Needs(1, 2)),
     "migrate as tokens, pipeline to instance": Event(migrate_as_tokens(2, 1), Needs(2, 3)),
     "migrate as tokens, instance to pipeline": Event(migrate_as_tokens(1, 2), Needs(2, 3)),

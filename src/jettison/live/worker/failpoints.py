@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from jettison.memory.layout import LayoutSpec
 from jettison.types import WorkerId
 
 VARIABLE = "JETTISON_TEST_KILL_AT"
@@ -91,6 +92,20 @@ def parse(text: str) -> list[Rule]:
 
 def nowhere(name: str) -> None:
     """The failpoint of a worker that no test is after."""
+
+
+def layout_change(before: LayoutSpec | None, after: LayoutSpec) -> str:
+    """The move to which a new layout belongs: sleep, wake, drop, restore, split, or none (give_back). ``before``: the
+    one in force; None: there is none yet."""
+    if len(after.kv_layers) == 0:
+        return "sleep"
+    if before is not None and len(before.kv_layers) == 0:
+        return "wake"
+    if before is None or after.shards < before.shards:
+        return "drop"
+    if after.shards > before.shards:
+        return "restore"
+    return "split" if len(after.kv_layers) > len(before.kv_layers) else "give_back"
 
 
 def arm(file: Path, rules: Sequence[Rule]) -> None:

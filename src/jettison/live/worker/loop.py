@@ -63,7 +63,7 @@ from jettison.live.worker.beside import serve_beside
 from jettison.live.worker.copies import Copier, Copies, CopyTurns, copy_kind
 from jettison.live.worker.device_port import Device
 from jettison.live.worker.doors import Doors
-from jettison.live.worker.failpoints import Failpoint, nowhere
+from jettison.live.worker.failpoints import Failpoint, layout_change, nowhere
 from jettison.live.worker.peers import Emit, Peers
 from jettison.live.worker.stepends import ended_early, why_failed
 from jettison.memory.layout import LayoutSpec
@@ -335,7 +335,7 @@ class WorkerLoop:
         match command:
             case ports.OfferLayout():
                 spec = command.spec
-                drops = bool(spec.retained) or self._changes(spec) == "drop"
+                drops = bool(spec.retained) or layout_change(self._spec, spec) == "drop"
                 if drops:
                     self._reach("before_drop")
                 offer = device.offer_layout(spec, command.live_blocks)
@@ -344,7 +344,7 @@ class WorkerLoop:
                 return ports.LayoutOffered(self.worker_id, call_id, offer)
             case ports.ApplyLayout():
                 spec = command.spec
-                change = self._changes(spec)
+                change = layout_change(self._spec, spec)
                 self._reach("before_remap")
                 self._reach(f"before_{change}")
                 with self._copies.halted():
@@ -361,19 +361,6 @@ class WorkerLoop:
                 return ports.WorkerFenced(self.worker_id, call_id)
             case m.ReportMemory():
                 return m.MemoryReported(self.worker_id, call_id, device.memory_report())
-
-    def _changes(self, spec: LayoutSpec) -> str:
-        """Which move a layout belongs to, for failpoints: sleep, wake, drop, restore, split, or none of them."""
-        before = self._spec
-        if len(spec.kv_layers) == 0:
-            return "sleep"
-        if before is not None and len(before.kv_layers) == 0:
-            return "wake"
-        if before is None or spec.shards < before.shards:
-            return "drop"
-        if spec.shards > before.shards:
-            return "restore"
-        return "split" if len(spec.kv_layers) > len(before.kv_layers) else "give_back"
 
     # --- steps
 

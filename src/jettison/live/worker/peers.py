@@ -37,7 +37,7 @@ from jettison.live.worker.peer import Peer
 from jettison.live.worker.pieces import PieceSizer, SpareTime
 from jettison.live.worker.ready import Readiness
 from jettison.live.worker.remote_attention import OutgoingFrame, PeerAttention
-from jettison.live.worker.transfers import IncomingTransfers, OutgoingKV, OutgoingShard, OutgoingTransfer
+from jettison.live.worker.transfers import IncomingTransfers, OutgoingShard, outgoing
 from jettison.transport.handshake import Identity
 from jettison.transport.link import FrameKind, Link
 from jettison.types import ShardId, TransferId, WorkerId
@@ -440,7 +440,7 @@ class Peers:
             log.error("transfer %d: no link to worker %d: %s", command.transfer_id, command.dst, why)
             self._emit(ports.TransferEnded(command.transfer_id, False, 0, 0))
             return
-        peer.transfers.append(self._outgoing(command))
+        peer.transfers.append(outgoing(command, self._device))
 
     def forget_shards(self, kept: Set[ShardId]) -> None:
         """A layout has been applied that has these shards: transfers of others from here end incomplete.
@@ -458,17 +458,6 @@ class Peers:
             for transfer in peer.transfers:
                 if transfer.transfer_id == transfer_id:
                     transfer.cancel()
-
-    def _outgoing(self, command: ports.Transfer) -> OutgoingTransfer:
-        if isinstance(command, ports.SendKV):
-            return OutgoingKV(command, self._device.kv_block_bytes)
-        try:
-            return OutgoingShard(command, self._device.shard_num_bytes(command.shard))
-        except Exception:
-            log.exception("transfer %d: shard %s is not here", command.transfer_id, command.shard)
-            transfer = OutgoingShard(command, 0)
-            transfer.fail()
-            return transfer
 
     # --- the end of a link
 

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import numpy.typing as npt
 
-from jettison.core.ports import SendKV, SendShard, TransferEnded
+from jettison.core.ports import SendKV, SendShard, Transfer, TransferEnded
 from jettison.device.model.identity import Digester
 from jettison.errors import JettisonError, LinkDownError
 from jettison.live.worker.device_port import Device
@@ -195,6 +195,19 @@ class OutgoingShard(OutgoingTransfer):
         self._offset += limit
         self.last_bytes = limit
         return True
+
+
+def outgoing(command: Transfer, device: Device) -> OutgoingTransfer:
+    """What the core has ordered; a shard that is not here fails at its first turn."""
+    if isinstance(command, SendKV):
+        return OutgoingKV(command, device.kv_block_bytes)
+    try:
+        return OutgoingShard(command, device.shard_num_bytes(command.shard))
+    except Exception:
+        log.exception("transfer %d: shard %s is not here", command.transfer_id, command.shard)
+        transfer = OutgoingShard(command, 0)
+        transfer.fail()
+        return transfer
 
 
 class _Incoming:
