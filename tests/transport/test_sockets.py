@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
 import threading
 
@@ -131,6 +133,38 @@ def test_a_silent_or_rude_client_does_not_hold_up_another(folder):
     rude.settimeout(1.0)
     assert hung_up(rude)
     for sock in (silent, rude, result[0][0]):
+        sock.close()
+    acceptor.close()
+
+
+@contextlib.contextmanager
+def no_descriptor_left():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first_free = os.dup(0)
+    os.close(first_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_without_a_descriptor_connections_wait_or_take_the_place_of_one_that_is_not_proven(folder):
+    acceptor = Acceptor(listening_socket(f"unix:{folder}/s"), SECRET, Identity(2, 0), Purpose.LINK)
+    first, second = (socket.socket(socket.AF_UNIX) for _ in range(2))
+    for sock in (first, second):
+        sock.settimeout(1.0)
+    first.connect(f"{folder}/s")
+    with no_descriptor_left():
+        assert acceptor.poll() == [] and not acceptor.has_pending
+    assert acceptor.poll() == [] and acceptor.has_pending
+    second.connect(f"{folder}/s")
+    with no_descriptor_left():
+        assert acceptor.poll() == [] and acceptor.has_pending
+    assert hung_up(first)
+    second.send(Handshake(SECRET, Identity(1, 0), Purpose.LINK, initiator=True).first())
+    assert acceptor.poll() == [] and second.recv(1), "it is heard"
+    for sock in (first, second):
         sock.close()
     acceptor.close()
 

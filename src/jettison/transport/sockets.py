@@ -6,7 +6,9 @@ Addresses are ``unix:<path>`` (one machine) or ``tcp:<host>:<port>``. A Unix soc
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import socket
 import stat
 import struct
@@ -20,6 +22,7 @@ from jettison.transport.tls import TlsContexts, Wire, check_name
 
 _MAX_PENDING = 256
 """Connections that wait to be proven: two of every peer, and strangers."""
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _IDLE_S = 60
 """Of a quiet connection, until the kernel asks whether the other end is there, and between two such questions."""
 _GONE_S = 330
@@ -133,6 +136,12 @@ def _check_private(folder: str) -> None:
         raise ValueError(f"{folder} must belong to this user with mode 0700: sockets in it open the cluster")
 
 
+def _is_readable(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 @dataclass(slots=True)
 class _Pending:
     sock: Wire
@@ -144,8 +153,9 @@ class _Pending:
 class Acceptor:
     """It takes connections without ever blocking on one: watch ``filenos()``, call ``poll``.
 
-    A peer that stays silent is dropped after ``timeout_s``, counted from the last that it said; a peer of an older
-    epoch than one seen is refused, so a worker that was declared dead cannot come back in the place of its successor.
+    A peer that stays silent is dropped after ``timeout_s``, counted from the last that it said; the oldest goes before
+    that where there are too many, or no descriptor is left for the next. A peer of an older epoch than one seen is
+    refused, so a worker that was declared dead cannot come back in the place of its successor.
     """
 
     def __init__(
@@ -204,8 +214,12 @@ class Acceptor:
         while True:
             try:
                 sock, _ = self._sock.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
+            except OSError as error:
+                # Without a descriptor it fails also where none is there.
+                if error.errno in _NO_DESCRIPTOR and self._pending and _is_readable(self._sock):
+                    self._pending.pop(0).sock.close()
+                    continue
+                return  # none is there, or the one that came has failed already, or it waits for a descriptor
             sock.setblocking(False)
             try:
                 if sock.family == socket.AF_UNIX:
