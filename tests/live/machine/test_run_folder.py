@@ -189,6 +189,22 @@ def test_without_any_short_folder_the_line_names_the_mend(short: Path) -> None:
         RunFolder()
 
 
+@pytest.mark.parametrize("has_short", [False, True])
+def test_where_no_temporary_file_can_be_written_a_short_folder_is_taken(
+    has_short: bool, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a root file system that is read-only, or full: a folder of sockets needs no block of it."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(short / "nowhere")])
+    if not has_short:
+        short.rmdir()
+        with pytest.raises(UserError, match="set TMPDIR to a folder"):
+            RunFolder()
+        return
+    with RunFolder() as folder:
+        assert folder.path.parent == short
+
+
 def test_abandoned_folders_are_found_in_every_place(short: Path) -> None:
     """What a start with a long TMPDIR has left is removed by one with a short TMPDIR, and the other way round."""
     left = abandoned(short), abandoned(Path(tempfile.gettempdir()))

@@ -5,7 +5,8 @@ killed, too, the next controller's start removes the folder.
 The owner holds a lock (flock) on the folder, which the kernel frees when the process ends, however it ends. So an
 unlocked folder of this name has no owner: process ids that come again and clocks have no say in that.
 
-A socket's path has little room. Where TMPDIR is too long for it, the folder lies in the first of a few short ones.
+A socket's path has little room. Where TMPDIR is too long for it, or no temporary file can be written, the folder lies
+in the first of a few short ones.
 
 Other users' folders, links, and folders with anything but sockets in them are never touched.
 """
@@ -42,20 +43,22 @@ class RunFolder:
     def __init__(self) -> None:
         """Removes abandoned ones on the way. Raises OSError where no folder can be made, UserError where none can be
         whose path is short enough."""
-        given = Path(tempfile.gettempdir())
-        parents = [given, *(parent for parent in SHORT_PARENTS if parent != given)]
-        for parent in parents:
+        given = _temporary_files()
+        others = [parent for parent in SHORT_PARENTS if parent != given]
+        for parent in others if given is None else [given, *others]:
             remove_abandoned(parent)
-        if _has_room(given):
+        if given is not None and _has_room(given):
             self._make_in(given)
             return
-        for parent in parents[1:]:
+        for parent in others:
             if _has_room(parent) and _is_safe(parent):
                 try:
                     self._make_in(parent)
                 except OSError:
                     continue
                 return
+        if given is None:
+            raise UserError("no folder for temporary files can be written: set TMPDIR to a folder that can")
         raise UserError(
             f"TMPDIR is too long for sockets, whose paths have at most {MAX_SOCKET_PATH_BYTES} bytes: {given}. Set it "
             f"to a folder whose path has at most {MAX_SOCKET_PATH_BYTES - _ROOM_BYTES}"
@@ -90,6 +93,14 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+
+def _temporary_files() -> Path | None:
+    """None where no file can be written in any: the file system is read-only or full, which a socket may not mind."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return None
 
 
 def _has_room(parent: Path) -> bool:
