@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from jettison.config import EngineConfig
 from jettison.device.model.end_tokens import EndTokens
 from jettison.errors import ConfigError, ModelError
 from jettison.server import launch, serving
+from jettison.server import sockets as server_sockets
 from jettison.server.serving import open_socket
 from jettison.server.settings import ServerSettings
 from waiting import PATIENCE_S
@@ -257,6 +259,16 @@ def test_an_address_in_use_is_one_line():
         assert listener.proto == socket.IPPROTO_TCP  # see open_socket
         with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:\d+: "):
             open_socket("127.0.0.1", listener.getsockname()[1])
+
+
+def test_a_kind_of_address_that_the_machine_does_not_have_is_one_line(monkeypatch):
+    """As on a kernel that is booted with ipv6.disable=1."""
+    def none(*_):
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr(server_sockets.socket, "socket", none)
+    with pytest.raises(ConfigError, match=r"cannot listen on \[::\]:8000: Address family not supported"):
+        open_socket("::", 8000)
 
 
 async def test_the_collector_settles_once_the_engine_has_started(monkeypatch):

@@ -18,8 +18,9 @@ def open_socket(host: str, port: int, *, is_shared: bool = False, listens: bool 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named because asyncio turns Nagle's algorithm off only for sockets marked as TCP: with it on,
     # every second small write waits 40 ms for a delayed acknowledgement.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener: socket.socket | None = None
     try:
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -34,8 +35,10 @@ def open_socket(host: str, port: int, *, is_shared: bool = False, listens: bool 
         else:  # until it listens, it is this that keeps another server from the address
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        if listener is not None:
+            listener.close()
+        where = f"[{host}]" if ":" in host else host
+        raise ConfigError(f"cannot listen on {where}:{port}: {error.strerror or error}") from None
     listener.setblocking(False)
     return listener
 
