@@ -102,6 +102,21 @@ async def test_a_worker_listens_for_its_own_host_and_where_there_are_others_for_
     assert [path.name for path in tmp_path.iterdir()] == ["link-4.3"], "older lives leave no name"
 
 
+@pytest.mark.parametrize("name", [b"gone", "f\u00fcr".encode("latin-1")])
+async def test_a_worker_starts_in_its_keepers_folder_whatever_that_is_called_and_where_it_is_gone(
+    keeper, tmp_path, monkeypatch, name, capfd
+):
+    folder = os.path.join(os.fsencode(tmp_path), name)
+    os.mkdir(folder)
+    monkeypatch.chdir(folder)
+    if name == b"gone":
+        os.rmdir(folder)
+        assert await ended(keeper.spawn(start_of(0, "exit"), Placement(), has_far_peers=False)) == 1
+        return
+    assert await ended(keeper.spawn(start_of(0, "say"), Placement(), has_far_peers=False)) == 0
+    assert os.fsencode(tmp_path) in os.fsencode(capfd.readouterr().out)
+
+
 async def test_a_step_is_given_up_by_its_word_and_a_process_that_has_ended_takes_none(keeper):
     child = keeper.spawn(start_of(0, "flag"), Placement(), has_far_peers=False)
     child.abandon(6)

@@ -186,9 +186,7 @@ class _Line:
         """Have a worker forked. ``fds``: see ``fork_orders.NUM_FIXED_FDS``. Raises OSError; it is a ConnectionError
         where the fork server has ended, and the line is closed then."""
         self._num_orders += 1
-        order = ForkWorker(
-            order=self._num_orders, start=start, folder=os.getcwd(), link_bytes_per_s=link_bytes_per_s
-        )
+        order = ForkWorker(order=self._num_orders, start=start, link_bytes_per_s=link_bytes_per_s)
         try:
             socket.send_fds(self._sock, [msgspec.json.encode(order)], fds)
         except ConnectionError:
@@ -280,8 +278,10 @@ class Keeper:
             hear_fd, beat_fd = os.pipe()
             inherited.callback(os.close, beat_fd)
             start = msgspec.structs.replace(start, spec=msgspec.structs.replace(start.spec, shared_copy_fd=None))
+            folder_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            inherited.callback(os.close, folder_fd)
             fds = (
-                *standard_fds(inherited), self._shared_copy_fd, beat_fd, flag_fd, hear_fd,
+                folder_fd, *standard_fds(inherited), self._shared_copy_fd, beat_fd, flag_fd, hear_fd,
                 *(sock.fileno() for sock in socks),
             )
             try:

@@ -17,8 +17,9 @@ from jettison.live.wire.worker_config import WorkerStart
 from jettison.types import WorkerId
 
 MAX_MESSAGE_BYTES = 1 << 20
-NUM_FIXED_FDS = 6
-"""Descriptors that each order brings, in this order: standard output, standard error, the host's copy of the
+NUM_FIXED_FDS = 7
+"""Descriptors that each order brings, in this order: the keeper's working directory (paths of the configuration are
+relative to it, and it may have no name that can be written), standard output, standard error, the host's copy of the
 parameters, the pipe for beats, the flag of steps that are given up, and the pipe's other end, which the fork server
 keeps for the next keeper. The listening sockets follow."""
 MAX_FDS = NUM_FIXED_FDS + 2
@@ -32,8 +33,6 @@ class ForkWorker(msgspec.Struct, frozen=True, kw_only=True, tag="fork", forbid_u
     order: int
     """The keeper's own number of it; the answers bear it."""
     start: WorkerStart
-    folder: str
-    """The keeper's working directory: paths of the configuration are relative to it."""
     link_bytes_per_s: float | None
 
 

@@ -150,7 +150,7 @@ class ForkServer:
             self._tell(line, ForkFailed(order.order, f"fork: {error.strerror}"))
         else:
             if order.start.orphan_timeout_s:
-                _, _, shared_copy, _, flag, hear = fds[:NUM_FIXED_FDS]
+                _, _, _, shared_copy, _, flag, hear = fds[:NUM_FIXED_FDS]
                 kept = shared_copy, flag, hear
             self._workers[pidfd] = _Worker(pid, pidfd, line, order.order, order.start, kept)
             self._epoll.register(pidfd, select.EPOLLIN)
@@ -214,12 +214,13 @@ class ForkServer:
             os.close(self._parent_fd)
             for sock in (self._door, *self._lines.values()):
                 sock.close()
-            stdout, stderr, shared_copy, beat, flag, hear = fds[:NUM_FIXED_FDS]
+            folder, stdout, stderr, shared_copy, beat, flag, hear = fds[:NUM_FIXED_FDS]
             os.close(hear)
             for fd, standard in ((stdout, 1), (stderr, 2)):
                 os.dup2(fd, standard)
                 os.close(fd)
-            os.chdir(order.folder)
+            os.fchdir(folder)
+            os.close(folder)
             Path("/proc/self/comm").write_text(f"jettison-w{order.start.spec.worker_id}")  # what top shows
             spec = msgspec.structs.replace(order.start.spec, shared_copy_fd=shared_copy)
             exit_code = self._run_worker(WorkerConfig(
