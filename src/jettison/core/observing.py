@@ -56,6 +56,11 @@ class RunObserver(Protocol):
         ...
 
 
+def transfers_under_way(core: ClusterCore) -> Collection[TransferId]:
+    """Those that have begun, and that nothing has ended."""
+    return core.state.book.transfers.keys()
+
+
 def devices_wanted(core: ClusterCore) -> int:
     """Workers that the ladder wants awake now, including those that it asks for from outside: an autoscaler's
     target."""

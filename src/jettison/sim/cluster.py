@@ -24,7 +24,7 @@ from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.core.founding import initial_groups
 from jettison.core.load.bubbles import BubbleMeter
-from jettison.core.observing import RunObserver, group_gauges
+from jettison.core.observing import RunObserver, group_gauges, transfers_under_way
 from jettison.memory.kvtransfers import MigrationKind
 from jettison.sim.breaking import Breaking
 from jettison.sim.eventlog import EventLog
@@ -211,7 +211,7 @@ class SimulatedCluster:
             observer.transfer_ended(event, now_ns)
         self._carry_out(self.core.handle(event, now_ns))
         if observer is not None:
-            observer.transfers_left(self.core.state.book.transfers.keys(), now_ns)
+            observer.transfers_left(transfers_under_way(self.core), now_ns)
             if isinstance(event, ports.Tick):
                 observer.looked(group_gauges(self.core), now_ns)
         if not self.fast_forwards.is_idle:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.core.load.bubbles import BubbleMeter
-from jettison.core.observing import RunObserver, group_gauges
+from jettison.core.observing import RunObserver, group_gauges, transfers_under_way
 from jettison.live.engine.encoder import StepEncoder
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
@@ -112,7 +112,7 @@ class CoreDriver:
             self.bubbles.keep_groups(self.core.groups)
         self.carry_out(actions, now_ns)
         if self._observer is not None:
-            self._observer.transfers_left(self.core.state.book.transfers.keys(), now_ns)
+            self._observer.transfers_left(transfers_under_way(self.core), now_ns)
             if isinstance(event, ports.Tick):
                 self._observer.looked(group_gauges(self.core), now_ns)
 
