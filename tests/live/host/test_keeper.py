@@ -42,6 +42,15 @@ CHILD = textwrap.dedent("""
             sys.exit(len(config.listen_fds))
         if what == "bug":
             raise ZeroDivisionError
+        if what == "full":
+            full = os.open("/dev/full", os.O_WRONLY)
+            for standard in (sys.stdout, sys.stderr):
+                os.dup2(full, standard.fileno())
+                try:
+                    print("what no disk has room for", file=standard)
+                except OSError:
+                    pass
+            return 3
         if what == "say":
             print(os.getcwd(), os.getppid(), len(os.listdir("/proc/self/fd")))
             return 0
@@ -126,6 +135,11 @@ async def test_a_step_is_given_up_by_its_word_and_a_process_that_has_ended_takes
     child.kill()
     child.begin_beats(0.0)
     assert child.why_hung(1e9, 0.0, Patience(1.0, 1.0)) is None
+
+
+async def test_a_worker_whose_last_lines_have_no_room_on_the_disk_ends_with_its_code(keeper, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    assert await ended(keeper.spawn(start_of(0, "full"), Placement(), has_far_peers=False)) == 3
 
 
 async def test_a_process_that_is_killed_has_ended(keeper):

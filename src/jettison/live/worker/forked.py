@@ -25,6 +25,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -230,11 +231,13 @@ class ForkServer:
         except SystemExit as ended:
             exit_code = ended.code if isinstance(ended.code, int) else 1
         except BaseException:  # noqa: BLE001 - whatever it is, this process must not go on as a second fork server
-            traceback.print_exc()
+            with suppress(OSError):
+                traceback.print_exc()
         finally:
             logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for standard in (sys.stdout, sys.stderr):
+                with suppress(OSError):  # a disk that is full
+                    standard.flush()
             # Everything is closed; unloading torch piece by piece would keep the controller waiting for seconds.
             os._exit(exit_code)
 
