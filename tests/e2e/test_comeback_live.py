@@ -320,9 +320,10 @@ def breaks(monkeypatch, tmp_path):
 
 
 async def test_a_bug_of_the_controller_costs_no_token_until_controllers_meet_it_too_often(
-    serving, memory_for, expected, breaks
+    serving, memory_for, expected, breaks, tmp_path
 ):
-    with serving(memory=memory_for(96, **PRECISION), api_servers=2, **PRECISION) as served:
+    line = tmp_path / "line.json"
+    with serving(memory=memory_for(96, **PRECISION), api_servers=2, timeline=line, **PRECISION) as served:
         workers, before = served.worker_pids(), controller_of(served)
 
         async def then():
@@ -337,6 +338,8 @@ async def test_a_bug_of_the_controller_costs_no_token_until_controllers_meet_it_
             assert served.worker_pids() == workers and len(workers) == 2
             ends = re.findall(r"the controller has ended \((-?\d+)\)", served.log())
             assert ends == ["1"] * MOST_RESTARTS, "one by the file, four by the request"
+            told = json.loads((tmp_path / "line-1.json").read_text())["traceEvents"]
+            assert any(each.get("cat") == "step" for each in told), "what the first one has done"
             with pytest.raises((openai.APIError, httpx.TransportError)):  # one too many: no other controller comes
                 await all_under_way(served, client, then)
         assert await asyncio.to_thread(served.process._process.wait, WAIT_S) == 1

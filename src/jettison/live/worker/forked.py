@@ -235,9 +235,9 @@ class ForkServer:
                 traceback.print_exc()
         finally:
             logging.shutdown()
-            for standard in (sys.stdout, sys.stderr):
+            for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError):  # a disk that is full
-                    standard.flush()
+                    stream.flush()
             # Everything is closed; unloading torch piece by piece would keep the controller waiting for seconds.
             os._exit(exit_code)
 
