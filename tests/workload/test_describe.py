@@ -40,7 +40,17 @@ def test_figures_of_a_small_trace() -> None:
 def test_one_request_is_a_trace_too() -> None:
     info = describe(Workload(Columns([0.0], [5], [6]), "one", "here"))
     assert info.gap_cv == 0.0 and info.windows == ()
-    assert plot_lines(info)
+    assert info.timeline_per_s == (), "a rate needs some time"
+    assert plot_lines(info) == []
+
+
+@pytest.mark.parametrize(("duration_s", "is_plotted"), [(2.0, True), (0.0, False)])
+def test_a_rate_is_drawn_where_there_is_time(duration_s: float, is_plotted: bool) -> None:
+    console = Console(width=100, record=True, file=io.StringIO())
+    print_info(describe(Workload(Columns([0.0, 0.0], [5, 5], [6, 6]), "two", "here", (), duration_s)), console)
+    shown = console.export_text()
+    assert "e+" not in shown and "tokens" in shown
+    assert ("requests/s" in shown) == is_plotted
 
 
 def test_it_is_printed() -> None:

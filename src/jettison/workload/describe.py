@@ -75,7 +75,7 @@ class TraceInfo:
     """Cached tokens over input tokens."""
     offline_share: float
     timeline_per_s: tuple[float, ...]
-    """Mean rate in equal parts of the time."""
+    """Mean rate in equal parts of the time; none where all requests arrive at one instant and nothing comes after."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -108,7 +108,7 @@ def describe(workload: Workload) -> TraceInfo:
         rank_correlation=_rank_correlation(columns.input_tokens, columns.output_tokens),
         cached_share=float(columns.all_cached.sum(dtype=np.int64)) / float(columns.input_tokens.sum(dtype=np.int64)),
         offline_share=float(columns.all_offline.mean()),
-        timeline_per_s=tuple((counts / (duration_s / parts)).tolist()),
+        timeline_per_s=tuple((counts / (duration_s / parts)).tolist()) if workload.duration_s > 0 else (),
     )
 
 
@@ -186,16 +186,20 @@ def print_info(info: TraceInfo, console: Console) -> None:
             highlight=False,
         )
     console.print()
-    for line in plot_lines(info):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    console.print()
-    print_whole(_window_table(info), console)
-    console.print()
+    if info.timeline_per_s:
+        for line in plot_lines(info):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print()
+    if info.windows:
+        print_whole(_window_table(info), console)
+        console.print()
     print_whole(_length_table(info), console)
 
 
 def plot_lines(info: TraceInfo) -> list[str]:
-    """Requests a second over time, in characters."""
+    """Requests a second over time, in characters; no line where there is no rate."""
+    if not info.timeline_per_s:
+        return []
     top = max(info.timeline_per_s) or 1.0
     levels = [round(rate / top * _PLOT_ROWS * 8) for rate in info.timeline_per_s]
     lines = []
