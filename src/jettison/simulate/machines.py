@@ -182,13 +182,19 @@ def _changes_inside(cluster: ClusterSpec, preset: ClusterPreset) -> bool:
 def _cluster_preset(cluster: ClusterSpec) -> ClusterPreset:
     """With instances and utilisation as the spec has them."""
     if cluster.preset is not None:
-        preset = cluster_preset(cluster.preset)
+        try:
+            preset = cluster_preset(cluster.preset)
+        except ConfigError as error:
+            raise ConfigError(f"cluster: {error}") from None
         if cluster.weights is not None:
             model = replace(preset.instance.model, weights=cluster.weights)
             preset = replace(preset, instance=replace(preset.instance, model=model))
     else:
         assert cluster.gpu is not None and cluster.model is not None
-        instance = instance_preset(cluster.model, cluster.gpu, cluster.gpus_per_instance, cluster.weights)
+        try:
+            instance = instance_preset(cluster.model, cluster.gpu, cluster.gpus_per_instance, cluster.weights)
+        except ConfigError as error:
+            raise ConfigError(f"cluster: {error}") from None
         latency_s = instance.gpu.efficiency.network_s
         link = LinkPreset("network", instance.num_gpus * DEFAULT_GBPS * 1e9 / 8, latency_s)
         preset = ClusterPreset(cluster.gpu, instance, cluster.instances or 1, 1, link)

@@ -13,7 +13,7 @@ from jettison.errors import ConfigError
 from jettison.simulate.fields import Section, above, boolean, number, text, whole, word
 from jettison.workload.arrivals import LEAST_CV, MOST_CV, Burst
 from jettison.workload.formats import CLASSES
-from jettison.workload.lengths import Lengths
+from jettison.workload.lengths import Lengths, published_lengths
 from jettison.workload.rows import MAX_ARRIVAL_S, MAX_TOKENS, TraceRow
 from jettison.workload.shaping import LEAST_SPREAD_S
 from jettison.workload.units import PER_S
@@ -332,12 +332,12 @@ def _burst(raw: object, where: str) -> Burst:
 
 def _lengths(raw: object, where: str) -> LengthSpec:
     if isinstance(raw, str):
-        return LengthSpec(name=raw)
+        return _published(raw, where)
     section = Section(raw, where)
     if section.has("trace"):
         spec = LengthSpec(trace=section.take("trace", text))
     elif section.has("name"):
-        spec = LengthSpec(name=section.take("name", text))
+        spec = _published(section.take("name", text), where)
     else:
         spec = LengthSpec(
             input=_distribution(section.raw("input"), section.at("input")),
@@ -345,6 +345,14 @@ def _lengths(raw: object, where: str) -> LengthSpec:
         )
     section.close()
     return spec
+
+
+def _published(name: str, where: str) -> LengthSpec:
+    try:
+        published_lengths(name)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return LengthSpec(name=name)
 
 
 def _distribution(raw: object, where: str) -> Lengths:

@@ -116,7 +116,8 @@ def _source(spec: WorkloadSpec, seed: int, base_dir: Path, users: float) -> tupl
     if spec.rows is not None:
         return Workload(as_columns(spec.rows), "rows", "requests of the spec", span_s=spec.span_s), users
     if spec.builtin is not None:
-        return generate(preset(spec.builtin).scaled(users), seed), 1.0
+        with _placing("builtin"):
+            return generate(preset(spec.builtin).scaled(users), seed), 1.0
     if spec.servegen is not None:
         part = spec.servegen
         profile = read_servegen(
@@ -158,19 +159,18 @@ def _length_model(spec: LengthSpec) -> LengthModel:
     if spec.trace is not None:
         raise ConfigError("workload.lengths.trace is for a trace's arrivals; name a set, or say input and output")
     if spec.name is not None:
-        try:
-            return published_lengths(spec.name)
-        except ConfigError as error:
-            raise ConfigError(f"workload.lengths: {error}") from None
+        return published_lengths(spec.name)
     assert spec.input is not None and spec.output is not None
     return LogNormalPair(spec.input, spec.output)
 
 
 def _cut(load: Workload, spec: WorkloadSpec, seed: int) -> Workload:
     if spec.skip:
-        load = shaping.skip(load, spec.skip)
+        with _placing("skip"):
+            load = shaping.skip(load, spec.skip)
     if spec.window_s is not None:
-        load = shaping.window(load, *spec.window_s)
+        with _placing("window_s"):
+            load = shaping.window(load, *spec.window_s)
     if spec.slice_s is not None and spec.slice_index is not None:
         with _placing("slice_s"):
             cut = shaping.slices(load, spec.slice_s)
