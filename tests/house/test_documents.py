@@ -30,6 +30,8 @@ SCRIPT = re.compile(r"\b((?:benchmarks|tests|examples|papers)/[\w/.-]*\w\.(?:py|
 """Also inside of commands and of code."""
 WRITTEN = "papers/pages/"
 """By a command that the documents speak of."""
+LONE_SCRIPT = re.compile(r"`([\w-]+\.py)`")
+BENCHMARK = re.compile(r"-m benchmarks ([a-z]\w*) ([a-z]\w*)")
 MODULE = re.compile(rf"`((?:{'|'.join(ROOMS)})(?:\.\w+)+)`")
 SPOKEN_OF_IN_SOURCE = re.compile(r"docs/([\w-]+\.md)")
 
@@ -141,6 +143,22 @@ def test_every_script_that_a_command_names_is_there(root: Path) -> None:
         for name in SCRIPT.findall(line)
         if not name.startswith(WRITTEN) and not (root / name).exists()
     ]
+    assert not lost, "\n".join(lost)
+
+
+def test_every_lone_script_and_every_benchmark_is_there(root: Path) -> None:
+    files = {file.name for folder in ("src", "tests", "benchmarks", "papers", "examples", "deploy")
+             for file in (root / folder).rglob("*.py")}  # fmt: skip
+    lost = [
+        f"{page.name}:{number}: {name}"
+        for page in [*_documents(root), root / "papers" / "setup.md", root / "benchmarks" / "results" / "README.md"]
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        for name in [
+            *(each for each in LONE_SCRIPT.findall(line) if each not in files),
+            *(f"{family} {part}" for family, part in BENCHMARK.findall(line)
+              if not (root / "benchmarks" / family / f"{part}.py").is_file()),
+        ]
+    ]  # fmt: skip
     assert not lost, "\n".join(lost)
 
 

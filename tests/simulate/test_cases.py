@@ -193,7 +193,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], type[Exception], str]] = [
      "workload.offline.lengths: unknown lengths 'nothing'"),
     ({"cluster": "kunserve-z"}, ConfigError, "cluster: unknown cluster 'kunserve-z' (did you mean"),
     ({"cluster": {"gpu": "h100", "model": "qwen2.5-14b"}}, ConfigError, "cluster: unknown GPU 'h100'"),
-    ({"cluster": {"gpu": "rtx-4090", "model": "qwen2.5-72b", "gpus_per_instance": 1}}, ConfigError, "cluster: qwen2.5-7"),
+    ({"cluster": {"gpu": "rtx-4090", "model": "qwen2.5-72b", "gpus_per_instance": 1}}, ConfigError, "cluster: qwen2"),
     ({"cluster": {"preset": "kunserve-a", "memory_utilisation": 0.3}}, BudgetError, "cluster.memory_utilisation: qwen"),
     ({"cluster": {"preset": "kunserve-a", "memory": "20GiB"}}, BudgetError, "cluster: kunserve-a (8 x qwen2.5-14b/a8"),
     ({"cluster": {"preset": "kunserve-a", "memory": "100GiB"}}, BudgetError, "cluster.memory: 107374182400 bytes are"),

@@ -9,6 +9,8 @@ import pytest
 
 from jettison.config.files import parse_yaml
 from jettison.cost.presets import cluster_preset
+from jettison.simulate.batch import run_cases
+from jettison.simulate.cases import cases_of
 from jettison.simulate.spec import ExperimentSpec, parse_spec
 from jettison.simulate.sweeps import expand_sweep
 
@@ -49,3 +51,9 @@ def test_the_command_is_given_the_file_that_the_text_names(command: str) -> None
     (name,) = re.findall(r"As `(.*?)`", text)
     commands = re.findall(rf"^\$ jettison {command} (\S+)", text, re.MULTILINE)
     assert commands and set(commands) == {name}
+
+
+def test_the_first_example_drops() -> None:
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", section("simulate"), re.DOTALL | re.MULTILINE)
+    (case,) = cases_of(parse_yaml(block, "docs") | {"variants": ["drop"]}, "docs")
+    assert run_cases([case], num_processes=1)[0].events["drops"] >= 1

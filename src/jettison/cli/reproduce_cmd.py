@@ -53,7 +53,7 @@ def reproduce(
         ),
     ] = None,
 ) -> None:
-    """Simulate the experiments behind figures of the KunServe and ConServe papers, beside the papers' numbers."""
+    """Simulate the experiments behind figures of the KunServe, MELL and ConServe papers, beside their numbers."""
     command = _laboratory()
     console = Console()
     if names == ["list"]:

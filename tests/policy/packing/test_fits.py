@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import get_args
 
 import pytest
 from packing_util import CAPACITY, MIXES, placement, random_operations
 
+from jettison.config.sections import Packer
 from jettison.policy.packing.fits import BestFit, LoadBalance, WorstFit
 from jettison.policy.packing.mell import Packing
 from jettison.policy.packing.named import PACKERS
@@ -52,6 +54,10 @@ def test_load_balancing_evens_out_and_then_rests() -> None:
     packing.pin("b", Grip.PINNED)
     packing.apply([Depart(f"a{i}") for i in range(10)])
     assert packing.apply([]).moves == ()
+
+
+def test_every_packing_has_a_name_that_can_be_configured() -> None:
+    assert get_args(Packer) == ("none", *PACKERS)
 
 
 @pytest.mark.parametrize("name", PACKERS)
