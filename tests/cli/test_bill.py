@@ -74,3 +74,11 @@ def test_an_unknown_file_and_a_run_without_requests_are_one_line(
     assert main(["bill", str(bare)]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert "cannot be read" in first and "kept no requests" in second
+
+
+@pytest.mark.parametrize("command", ["bill", "explain"])
+def test_a_file_without_runs_says_so(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty.json"
+    empty.write_text('{"failures": [], "format_version": 2, "runs": []}')
+    assert main([command, str(empty)]) == 2
+    assert f"{empty} holds no run" in capsys.readouterr().err

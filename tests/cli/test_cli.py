@@ -507,3 +507,10 @@ def test_what_a_server_of_ones_own_is_given_comes_through_its_command_line(value
     rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
     assert all(rows[name] == [str(value).lower(), "flag"] for name in switches)
     assert rows["exchange_piece_bytes"] == ["16MiB", "flag"] and rows["memory"] == ["1GiB", "flag"]
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://localhost", "http://", "http://[::1", "http://localhost:port"])
+@pytest.mark.parametrize("command", [["bench", "--workload", "burst", "--url"], ["top", "--once"], ["top"]])
+def test_an_address_that_no_client_can_ask_says_what_to_write(command, url, capsys) -> None:
+    assert main([*command, url]) == 2
+    assert capsys.readouterr().err.rstrip() == f"jettison: {url!r} is no server's root: write http://HOST:PORT"

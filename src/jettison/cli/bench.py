@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from jettison.cli.address import server_root
 from jettison.cli.flags import with_option_flags
 from jettison.errors import ConfigError
 from jettison.workload.options import BenchOptions
@@ -26,4 +27,4 @@ def bench(
     from jettison.report.failures import check_answered
     from jettison.workload.bench import run_bench
 
-    check_answered([run_bench(url, options)], options.allow_failures)
+    check_answered([run_bench(server_root(url), options)], options.allow_failures)

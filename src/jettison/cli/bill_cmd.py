@@ -55,9 +55,11 @@ def bill(
     named = {} if policies is None else {"policies": tuple(policies.split(","))}
     options = BillOptions(capacity_tokens=capacity_tokens, epoch_s=epoch_s, **named)
     runs = read_results(run_file)
+    if not runs:
+        raise UserError(f"{run_file} holds no run")
     chosen = [run for run in runs if name is None or run.name == name]
     if not chosen:
-        raise UserError(f"{run_file}: no run named {name!r} (runs: {', '.join(run.name for run in runs) or 'none'})")
+        raise UserError(f"{run_file}: no run named {name!r} (runs: {', '.join(run.name for run in runs)})")
     bills = []
     for run in chosen:
         try:

@@ -255,7 +255,9 @@ def _chosen(runs: Sequence[RunResult], name: str | None, run_file: Path) -> list
 
     Raises UserError where there is no such run, or its server told no events.
     """
-    names = ", ".join(r.name for r in runs) or "none"
+    names = ", ".join(r.name for r in runs)
+    if not runs:
+        raise UserError(f"{run_file} holds no run")
     named = [r for r in runs if name is None or r.name == name]
     if not named:
         raise UserError(f"{run_file}: no run named {name!r} (runs: {names})")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from jettison.cli.address import server_root
 from jettison.config import API_KEY_VARIABLES
 from jettison.errors import JettisonError, UserError
 
@@ -28,6 +29,7 @@ def top(
     It reads what the page /console reads, and changes nothing. A server that ends is
     waited for. q leaves, p pauses.
     """
+    server_root(url)
     if once:
         asyncio.run(_print_once(url, api_key))
         return
