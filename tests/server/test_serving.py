@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -28,15 +29,25 @@ from waiting import PATIENCE_S
 
 
 async def exchange(port, *parts, timeout_s=PATIENCE_S):
-    """Send raw parts, one packet each, and read until the server closes."""
+    """Send raw parts, one packet each, and read until the server closes. It may have closed before all are sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = bytearray()
+
+    async def listen() -> None:
+        with contextlib.suppress(ConnectionError):
+            while some := await reader.read(1 << 16):
+                answer.extend(some)
+
+    listening = asyncio.create_task(listen())
     try:
         for part in parts:
             writer.write(part)
             await asyncio.sleep(0.005)
         async with asyncio.timeout(timeout_s):
-            return await reader.read()
+            await listening
+        return bytes(answer)
     finally:
+        listening.cancel()
         writer.close()
 
 
