@@ -6,11 +6,12 @@ import os
 import random
 
 import pytest
-from fakes import BLOCK_SIZE, FakeCluster, Faults
-from sleepers import crowd, is_asleep, sleep
+from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
+from sleepers import crowd, is_asleep, of_kind, sleep
 from test_migrating import begin
 
 from jettison.core.moving.sleeping import EMPTY
+from jettison.core.params import AwakeParams
 from jettison.core.ports import SendShard
 from jettison.core.requests import Phase, RequestState
 from jettison.types import ServiceClass
@@ -418,6 +419,41 @@ def test_what_host_pools_have_comes_back_before_the_last_one_sleeps(policy: str)
     sleep(cluster, 0, level=1)
     cluster.run(stop=lambda: is_asleep(cluster, 0))
     assert is_asleep(cluster, 0)
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize("awake", [None, AwakeParams(min_awake=1)])
+def test_a_request_larger_than_an_instance_leaves_the_one_that_is_to_sleep_for_those_that_can_merge(
+    awake: AwakeParams | None,
+) -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=20, awake=awake)
+    cluster.submit("large", [1 + i % 50 for i in range(25 * BLOCK_SIZE)], 30)
+    cluster.run(until_ms=1)
+    (waits_at,) = cluster.core.groups[cluster.core.state.requests["large"].group_id].worker_ids
+    sleep(cluster, waits_at)
+    cluster.run()
+    (drop,) = of_kind(cluster, "drop")
+    assert waits_at not in drop.fields["workers"]  # type: ignore[operator]
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize("awake", [None, AwakeParams(min_awake=1, max_awake=1)])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_answer_without_a_given_length_that_outgrows_its_instance_wakes_the_memory_that_it_needs(
+    leaves: bool, awake: AwakeParams | None
+) -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=20, awake=awake)
+    if not leaves:
+        sleep(cluster, 1)
+        cluster.run(stop=lambda: is_asleep(cluster, 1))
+    prompt = [1 + i % 50 for i in range(20)]
+    cluster.submit("grows", prompt, 300, cluster.now / MS, has_default_length=True, ignore_eos=True)
+    if leaves:
+        cluster.run(until_ms=10)
+        sleep(cluster, *cluster.core.groups[cluster.core.state.requests["grows"].group_id].worker_ids)
+    cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()
 

@@ -278,7 +278,8 @@ class ClusterCore:
                 for group in self.state.changed_groups():
                     self.loads.note_totals(group)
                 self.loads.note_tick(now_ns)
-                actions = self.dispatcher.rebalance(now_ns) + self._climb(Moment.TICK, now_ns)
+                actions = self.dispatcher.rebalance(now_ns) + self._awake.for_outgrown(now_ns)
+                actions += self._climb(Moment.TICK, now_ns)
                 actions += reconsider(self.state, self.migrations, now_ns)
                 actions += self._filling.look(now_ns)
                 return [*actions, *self._standing.look(now_ns)]

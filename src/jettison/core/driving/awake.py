@@ -47,6 +47,14 @@ class Awake:
             actions += self._sleepers.wake(can_wake[0], now_ns)
         return actions
 
+    def for_outgrown(self, now_ns: int) -> list[Action]:
+        """Wake workers, as ``for_request`` does, for the waiting requests that are too large for their groups: an
+        answer without a given length may have outgrown all memory that does not sleep. Returns the actions."""
+        if not self._sleepers.out:
+            return []
+        queued = [self._cluster.groups[g] for g in sorted(self._cluster.changes.queued)]
+        return [action for g in queued for state in g.oversized() for action in self.for_request(state, now_ns)]
+
     def advance(self, now_ns: int) -> list[Action]:
         """Wake the first worker that can be woken, and return the actions. Nothing where none can, a group is open to
         requests, a recovery is under way, or a worker is already to be woken. The core calls it only while some request

@@ -191,13 +191,15 @@ class Leaving:
 
     def _send_away(self, homes: list[Group]) -> None:
         """Send away requests that hold no blocks, or need not hold them: offline ones are preempted, waiting ones
-        dispatched again, stored ones given to other groups."""
+        dispatched again, stored ones given to other groups. A waiting one that no group can hold goes, too: nothing
+        merges with a worker that leaves, and others may merge."""
         queues = self.group.queues
         for state in queues.running_offline():
             if state.num_pending == 0 and state.is_settled and state.request_id not in self._to_copy:
                 self.group.preempt(state, Preemption.SLEEP)
         for state in [*queues.waiting, *queues.waiting_offline]:
-            if state.ending is None and any(not home.blocks.is_oversized(state) for home in homes):
+            fits_elsewhere = any(not home.blocks.is_oversized(state) for home in homes)
+            if state.ending is None and (fits_elsewhere or self.group.blocks.is_oversized(state)):
                 queues.take_out(state)
                 state.group_id = -1
                 self._cluster.unplaced[state.request_id] = state
