@@ -423,6 +423,22 @@ def test_what_host_pools_have_comes_back_before_the_last_one_sleeps(policy: str)
     cluster.expect_nothing_left()
 
 
+@pytest.mark.parametrize("dies", [None, 0, 1])
+def test_workers_that_fall_asleep_together_write_the_machines_copy_once(dies: int | None) -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40)
+    sleep(cluster, 0, 1, level=1)
+    if dies is None:
+        cluster.run(stop=lambda: is_asleep(cluster, 0) and is_asleep(cluster, 1))
+        assert {k.worker_id for k in cluster.kept} == {0, 1}, "both write"
+        assert len(cluster.kept) == len(cluster.core.state.shape.all_shards)
+        return
+    cluster.run(stop=lambda: len(cluster.kept) == 3)
+    cluster.kill(dies)
+    cluster.run(stop=lambda: is_asleep(cluster, 1 - dies))
+    assert {k.shard for k in cluster.kept} == cluster.core.state.shape.all_shards
+    assert cluster.core.sleepers.host_copy(1 - dies) == cluster.core.state.shape.all_shards
+
+
 @pytest.mark.parametrize("awake", [None, AwakeParams(min_awake=1)])
 def test_a_request_larger_than_an_instance_leaves_the_one_that_is_to_sleep_for_those_that_can_merge(
     awake: AwakeParams | None,

@@ -61,6 +61,10 @@ class Surroundings(Protocol):
         """Shards of the host copy of the worker's machine; the leaving adds to them."""
         ...
 
+    def being_kept(self, worker_id: WorkerId) -> set[ShardId]:
+        """Shards that workers on their way to sleep are writing to that copy now."""
+        ...
+
     def why_stay(self, leaving: Leaving) -> str | None:
         """Why the worker can no longer sleep; None: it can."""
         ...
@@ -100,8 +104,8 @@ class Leaving:
         size = cluster.limits.block_size
         self._to_copy = {s.request_id: s.num_computed // size for s in group.queues.running_offline()}
         """Blocks of offline requests that are to be copied to host pools before the requests go."""
-        self._is_keeping = False
-        """A shard is being written to the host copy."""
+        self.keeps: ShardId | None = None
+        """The shard that is being written to the host copy; None: none is."""
         self._retry_ns = 0
 
     # --- common to all moves ----------------------------------------------------------------------------------
@@ -263,18 +267,21 @@ class Leaving:
         return self.level != 1 or self._kept >= self._cluster.shape.all_shards
 
     def _keep(self) -> list[Action]:
-        """Have the worker write the next shard that the host copy lacks; return the call, none where one is being
-        written or none lacks."""
-        if self._is_keeping or self.is_kept:
+        """Have the worker write the next shard that the host copy lacks and no other worker writes; return the call,
+        none where this one writes already or there is no such shard."""
+        if self.keeps is not None or self.is_kept:
             return []
-        book, shard = self._cluster.book, min(self._cluster.shape.all_shards - self._kept)
-        self._is_keeping = True
-        return [book.open_call(KeepShard(self.worker.worker_id, book.next_call_id, shard), self, self)]
+        worker_id, book = self.worker.worker_id, self._cluster.book
+        missing = self._cluster.shape.all_shards - self._kept - self._around.being_kept(worker_id)
+        self.keeps = min(missing, default=None)
+        if self.keeps is None:
+            return []
+        return [book.open_call(KeepShard(worker_id, book.next_call_id, self.keeps), self, self)]
 
     def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
         """Note that a shard has been written; where it could not be, the worker stays. Returns no actions."""
         assert isinstance(pending.call, KeepShard), pending
-        self._is_keeping = False
+        self.keeps = None
         if isinstance(event, CallFailed):
             self.call_off(f"no host copy of {pending.call.shard}: {event.message}")
         else:
@@ -286,7 +293,7 @@ class Leaving:
     def _is_empty(self) -> bool:
         """Whether nothing needs the worker's layers or arenas any more. Its host pool stays as it is."""
         worker, group, book = self.worker, self.group, self._cluster.book
-        if group.queues.all_requests() or group.in_flight or group.paused or not self.is_kept or self._is_keeping:
+        if group.queues.all_requests() or group.in_flight or group.paused or not self.is_kept or self.keeps is not None:
             return False
         if worker.num_relayouts_open or worker.ghosts or worker.ledger.num_held:
             return False

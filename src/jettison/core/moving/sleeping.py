@@ -193,6 +193,11 @@ class Sleepers:
         """The shards of the host copy of the worker's machine, for a leaving to add to."""
         return self.host_copies.setdefault(self._machine(worker_id), set())
 
+    def being_kept(self, worker_id: WorkerId) -> set[ShardId]:
+        """The shards that workers on their way to sleep are writing to the host copy of the worker's machine."""
+        machine, leavings = self._machine(worker_id), self._moves.leavings
+        return {m.keeps for m in leavings if m.keeps is not None and self._machine(m.worker.worker_id) == machine}
+
     def why_not(self, worker_ids: Sequence[WorkerId], level: int) -> str | None:
         """Why these workers cannot be put to sleep now, in words; None: they can. Each must serve by itself, with no
         change of layers under way; no accepted request may need them, unless all workers are to sleep: then requests
