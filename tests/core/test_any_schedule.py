@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
-from fakes import BLOCK_SIZE, SHARD_BYTES, FakeCluster, Faults
+from fakes import BLOCK_SIZE, MS, SHARD_BYTES, FakeCluster, Faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +41,8 @@ class Asked:
     min_tokens: int
     prompt_logprobs: int | None
     is_offline: bool
+    has_default_length: bool
+    """Of an online one: its client asks for no length, so that it may outgrow what is awake."""
     is_large: bool
     """As large as an engine may accept: more than an instance holds, where layers are dropped."""
 
@@ -96,6 +100,7 @@ ASKED = st.builds(
     min_tokens=st.sampled_from([0, 0, 5]),
     prompt_logprobs=st.sampled_from([None, None, 0]),
     is_offline=st.sampled_from([False, False, True]),
+    has_default_length=st.sampled_from([False, False, False, True]),
     is_large=st.sampled_from([False, False, False, False, True]),
 )
 CLUSTER = st.builds(
@@ -120,6 +125,7 @@ CLUSTER = st.builds(
     steps_ahead=st.sampled_from([0, 1]),
     is_plain=st.booleans(),
 )
+ORDERS = ["drop", "drop", "restore", "restore", "sleep 1", "sleep 2", "wake"]
 RATE = st.sampled_from([0.0, 0.0, 0.1, 0.4])
 FAULTS = st.one_of(
     st.builds(Faults),
@@ -158,12 +164,26 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
             stop_token_ids=(7, 11, 13) if asked.stops else (), min_tokens=asked.min_tokens,
             prompt_logprobs=None if cluster.mostly_ahead else asked.prompt_logprobs, tenant=asked.tenant,
             service_class=ServiceClass.OFFLINE if is_offline else ServiceClass.ONLINE,
+            has_default_length=asked.has_default_length and not is_offline,
         )
         if asked.cancel_after_ms is not None:
             fake.cancel(f"r{i}", asked.at_ms + asked.cancel_after_ms)
     for what, at_ms in orders:
-        fake.order_at(what, at_ms)
+        if what in ("drop", "restore"):
+            fake.order_at(what, at_ms)
+        else:
+            fake.at(int(at_ms * MS), partial(sleep_or_wake, fake, what, rng.randrange(cluster.num_workers)))
     return fake
+
+
+def sleep_or_wake(fake: FakeCluster, what: str, worker_id: int) -> None:
+    """An administrator's order, which is refused where it cannot be followed."""
+    core = fake.core
+    with contextlib.suppress(ValueError):
+        if what == "wake":
+            fake.carry_out(core.request_wake(worker_id, fake.now))
+        else:
+            fake.carry_out(core.request_sleep([worker_id], int(what[-1]), fake.now))
 
 
 @pytest.mark.slow
@@ -172,7 +192,7 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
     cluster=CLUSTER,
     faults=FAULTS,
     requests=st.lists(ASKED, min_size=1, max_size=25),
-    orders=st.lists(st.tuples(st.sampled_from(["drop", "restore"]), st.floats(0, 500)), max_size=6),
+    orders=st.lists(st.tuples(st.sampled_from(ORDERS), st.floats(0, 500)), max_size=8),
 )
 def test_any_schedule_keeps_every_invariant(
     cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[tuple[str, float]]
