@@ -11,7 +11,7 @@ from sleepers import crowd, is_asleep, of_kind, sleep
 from test_migrating import begin
 
 from jettison.core.moving.sleeping import EMPTY
-from jettison.core.params import AwakeParams
+from jettison.core.params import AwakeParams, ProvisionParams
 from jettison.core.ports import SendShard
 from jettison.core.requests import Phase, RequestState
 from jettison.types import ServiceClass
@@ -472,6 +472,22 @@ def test_an_answer_without_a_given_length_that_outgrows_its_instance_wakes_the_m
     cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()
+
+
+def test_an_answer_that_outgrows_its_instance_asks_for_the_process_that_was_given_back_meanwhile() -> None:
+    cluster = FakeCluster(
+        num_workers=4, full_blocks=20, awake=AwakeParams(min_awake=1, max_awake=1), provision=ProvisionParams(1)
+    )
+    sleep(cluster, 1, 2, 3)
+    cluster.run(stop=lambda: all(is_asleep(cluster, worker_id) for worker_id in (1, 2, 3)))
+    prompt = [1 + i % 50 for i in range(20)]
+    cluster.submit("grows", prompt, 150, cluster.now / MS, has_default_length=True, ignore_eos=True)
+    for worker_id in (1, 2, 3):
+        cluster.run(until_ms=cluster.now / MS + 5)
+        cluster.carry_out(cluster.core.sleepers.release(worker_id, cluster.now, "not needed"))
+    cluster.run()
+    assert [r.fields["worker"] for r in of_kind(cluster, "instance_asked")] == [1], "no more than it needs"
+    cluster.expect_outputs()
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("JETTISON_SLEEP_SEEDS", "12"))))

@@ -48,12 +48,16 @@ class Awake:
         return actions
 
     def for_outgrown(self, now_ns: int) -> list[Action]:
-        """Wake workers, as ``for_request`` does, for the waiting requests that are too large for their groups: an
-        answer without a given length may have outgrown all memory that does not sleep. Returns the actions."""
-        if not self._sleepers.out:
+        """Wake the first worker that can be woken, where a waiting request has outgrown all memory that does not sleep,
+        as an answer without a given length may. Returns the actions; none while a worker is already being woken, as
+        only its memory will tell whether others are needed."""
+        if not self._sleepers.can_wake or self._sleepers.waking:
             return []
         queued = [self._cluster.groups[g] for g in sorted(self._cluster.changes.queued)]
-        return [action for g in queued for state in g.oversized() for action in self.for_request(state, now_ns)]
+        outgrown = (state for group in queued for state in group.oversized())
+        if any(self._why_too_large(state, self._sleepers.out) for state in outgrown):
+            return self._sleepers.wake(self._sleepers.can_wake[0], now_ns)
+        return []
 
     def advance(self, now_ns: int) -> list[Action]:
         """Wake the first worker that can be woken, and return the actions. Nothing where none can, a group is open to
