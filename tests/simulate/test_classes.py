@@ -83,6 +83,15 @@ def test_objectives_are_judged_by_request_and_by_gap() -> None:
     assert class_figure(rough, "offline", "itl_s", "mean") == pytest.approx(means[0], rel=0.5)
 
 
+def test_where_offline_requests_are_not_served_those_of_a_trace_are_refused_as_live() -> None:
+    setup = make_setup("recompute", num_workers=1)
+    setup = replace(setup, params=replace(setup.params, offline=OfflineParams(serves=False)))
+    rows = tuple(TraceRow(0.1 * i, 30, 8, is_offline=i % 2 == 1) for i in range(6))
+    run = simulate_workload(Workload(rows, "both", "made up", span_s=2.0), setup, SimulationOptions())
+    assert class_figure(run, "offline", "requests", "failed") == 3
+    assert class_figure(run, "online", "requests", "completed") == 3
+
+
 def test_where_offline_requests_are_not_served_no_batch_is_sent() -> None:
     setup = make_setup("recompute", num_workers=1)
     setup = replace(setup, params=replace(setup.params, offline=OfflineParams(serves=False)))
