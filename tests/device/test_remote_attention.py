@@ -217,7 +217,7 @@ def test_tokens_are_the_same_while_kv_lies_elsewhere(tiny_models, new_runner, mo
         step = StepInput(
             step_id=step_id, layer_lo=0, layer_hi=layers, token_ids=np.concatenate(tokens).astype(np.int32),
             query_lens=lens, context_lens=np.array(contexts, dtype=np.int32), block_tables=tables,
-            sample_rows=np.arange(2, dtype=np.int32), remote=remote,
+            sample_rows=np.arange(2, dtype=np.int32), remote=remote or [],
         )
         return [t.token_id for t in runner.start_step(step, None, port).result().tokens]
 

@@ -28,7 +28,6 @@ LARGER = {
     "core.counters.ClusterCounters": "one field for each metric",
     "core.state.ClusterState": "all that the core knows, which every module of it reads",
     "device.model.create.create_model": "parameters",
-    "device.step.StepInput.__init__": "parameters",
     "device.worker.DeviceWorker.__init__": "parameters",
     "live.experiments.overload.run_policy": "parameters",
     "live.worker.loop.WorkerLoop.__init__": "parameters",

@@ -189,86 +189,55 @@ class RemoteKV(msgspec.Struct, array_like=True):
     """Their blocks in that worker's arenas."""
 
 
-class StepInput:
+class StepInput(msgspec.Struct, kw_only=True, eq=False):
     """One microbatch for one stage. R rows (one chunk of one request each), T tokens in all.
 
     Rows are ordered as the core planned them. ``token_ids`` is only read by the first stage and
     ``sample_rows``/``sampling`` only by the last one.
     """
 
-    __slots__ = (
-        "step_id", "epoch", "group_id", "layer_lo", "layer_hi", "prev_worker", "next_worker",
-        "token_ids", "query_lens", "context_lens", "block_tables", "sample_rows", "sampling", "prompt_logprobs",
-        "remote", "safepoint_layers", "follows_step", "sheds_from", "resumes_step", "most_layers",
-        "masks",
-    )
-
-    def __init__(
-        self,
-        *,
-        step_id: int,
-        layer_lo: int,
-        layer_hi: int,
-        token_ids: Int32s,
-        query_lens: Int32s,
-        context_lens: Int32s,
-        block_tables: Int32s,
-        sample_rows: Int32s,
-        sampling: list[SamplingRow] | None = None,
-        prompt_logprobs: list[PromptLogprobsRow] | None = None,
-        prev_worker: int | None = None,
-        next_worker: int | None = None,
-        group_id: int = 0,
-        epoch: int = 0,
-        remote: list[RemoteKV] | None = None,
-        safepoint_layers: int = 0,
-        follows_step: int | None = None,
-        sheds_from: int | None = None,
-        resumes_step: int | None = None,
-        most_layers: int | None = None,
-    ) -> None:
-        self.step_id = step_id
-        """Unique in the cluster; also tags the activations of this microbatch."""
-        self.epoch = epoch
-        """The group's epoch: a worker refuses steps of an older one."""
-        self.group_id = group_id
-        self.layer_lo = layer_lo
-        self.layer_hi = layer_hi
-        self.prev_worker = prev_worker
-        """None on the first stage."""
-        self.next_worker = next_worker
-        """None on the last stage, which samples."""
-        self.token_ids = token_ids
-        """int32 [T]; empty on later stages, and without rows that the step resumes. With ``follows_step``, -1 - i is
-        the i-th token that that step samples."""
-        self.query_lens = query_lens
-        """int32 [R]: tokens of each row in this step."""
-        self.context_lens = context_lens
-        """int32 [R]: tokens of each row already in the KV cache before this step."""
-        self.block_tables = block_tables
-        """int32 [R, max_blocks]: block ids in this worker's arenas, padded with 0."""
-        self.sample_rows = sample_rows
-        """int32 [n]: rows that are sampled, at their last token, ascending."""
-        self.sampling = sampling or []
-        """Rows of ``sample_rows`` that are not plain greedy; all others are argmax."""
-        self.prompt_logprobs = prompt_logprobs or []
-        self.remote = remote or []
-        """KV at other workers that this stage's rows attend to; for one row and layer at most one entry."""
-        self.safepoint_layers = safepoint_layers
-        """A first stage may abandon the step before every so many layers; 0: nowhere."""
-        self.follows_step = follows_step
-        """The step before it on this worker, where it was planned before the tokens of that one were known."""
-        self.sheds_from = sheds_from
-        """Row from which on a first stage keeps the rows where it would abandon the step; the others run on. None: it
-        abandons the whole step."""
-        self.resumes_step = resumes_step
-        """The step that has shed this one's rows from ``sheds_from`` on, of which the first stage keeps the hidden
-        states: it begins with the others, which these join at the layer that they have reached."""
-        self.most_layers = most_layers
-        """Of a step that resumes: layers after which the first stage keeps those rows again; None: they run to their
-        end."""
-        self.masks: RowMasks | None = None
-        """Of rows with grammars, on the device that samples; they do not travel."""
+    step_id: int
+    """Unique in the cluster; also tags the activations of this microbatch."""
+    epoch: int = 0
+    """The group's epoch: a worker refuses steps of an older one."""
+    group_id: int = 0
+    layer_lo: int
+    layer_hi: int
+    prev_worker: int | None = None
+    """None on the first stage."""
+    next_worker: int | None = None
+    """None on the last stage, which samples."""
+    token_ids: Int32s
+    """int32 [T]; empty on later stages, and without rows that the step resumes. With ``follows_step``, -1 - i is the
+    i-th token that that step samples."""
+    query_lens: Int32s
+    """int32 [R]: tokens of each row in this step."""
+    context_lens: Int32s
+    """int32 [R]: tokens of each row already in the KV cache before this step."""
+    block_tables: Int32s
+    """int32 [R, max_blocks]: block ids in this worker's arenas, padded with 0."""
+    sample_rows: Int32s
+    """int32 [n]: rows that are sampled, at their last token, ascending."""
+    sampling: list[SamplingRow] = []
+    """Rows of ``sample_rows`` that are not plain greedy; all others are argmax."""
+    prompt_logprobs: list[PromptLogprobsRow] = []
+    remote: list[RemoteKV] = []
+    """KV at other workers that this stage's rows attend to; for one row and layer at most one entry."""
+    safepoint_layers: int = 0
+    """A first stage may abandon the step before every so many layers; 0: nowhere."""
+    follows_step: int | None = None
+    """The step before it on this worker, where it was planned before the tokens of that one were known."""
+    sheds_from: int | None = None
+    """Row from which on a first stage keeps the rows where it would abandon the step; the others run on. None: it
+    abandons the whole step."""
+    resumes_step: int | None = None
+    """The step that has shed this one's rows from ``sheds_from`` on, of which the first stage keeps the hidden states:
+    it begins with the others, which these join at the layer that they have reached."""
+    most_layers: int | None = None
+    """Of a step that resumes: layers after which the first stage keeps those rows again; None: they run to their
+    end."""
+    masks: RowMasks | None = None
+    """Of rows with grammars, on the device that samples; they do not travel."""
 
     @property
     def num_tokens(self) -> int:
@@ -301,26 +270,17 @@ class Shed(NamedTuple):
     """Of the other rows, as of a step of them alone; None where there are none."""
 
 
-class StepOutput:
+class StepOutput(msgspec.Struct, eq=False):
     """The output of a step's last stage."""
 
-    __slots__ = ("step_id", "tokens", "prompt_logprobs", "compute_ns", "routed")
-
-    def __init__(
-        self,
-        step_id: int,
-        tokens: list[SampledToken],
-        prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None,
-        compute_ns: int = 0,
-    ) -> None:
-        self.step_id = step_id
-        self.tokens = tokens
-        """One per ``sample_rows`` entry, in its order."""
-        self.prompt_logprobs = prompt_logprobs or {}
-        """Row -> logprobs of the row's prompt tokens in ``target_token_ids`` order."""
-        self.compute_ns = compute_ns
-        self.routed = 0, 0
-        """See ``model.routing.Routed``."""
+    step_id: int
+    tokens: list[SampledToken]
+    """One per ``sample_rows`` entry, in its order."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    """Row -> logprobs of the row's prompt tokens in ``target_token_ids`` order."""
+    compute_ns: int = 0
+    routed: tuple[int, int] = (0, 0)
+    """See ``model.routing.Routed``."""
 
 
 class Running(Protocol):

@@ -278,8 +278,8 @@ class StepEncoder:
                 block_tables=self._tables[stage.worker_id].gather(
                     self._ledgers[stage.worker_id].tables, rows, num_blocks),
                 sample_rows=sample_rows,
-                sampling=sampling if last else None,
-                prompt_logprobs=prompt_logprobs if last else None,
+                sampling=sampling if last else [],
+                prompt_logprobs=prompt_logprobs if last else [],
                 prev_worker=None if first else workers[index - 1],
                 next_worker=None if last else workers[index + 1],
                 group_id=step.group_id,
