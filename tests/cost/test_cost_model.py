@@ -46,24 +46,31 @@ def a_model(**changes: float) -> CostModel:
 # --- what it predicts
 
 
+def chunk_s(
+    model: CostModel, num_tokens: int, num_context: int, layers: int | None = None, *, is_first: bool = True
+) -> float:
+    """One chunk alone, nothing sampled."""
+    return model.batch_cost_s([ChunkShape(num_context, num_tokens)], layers, is_first=is_first, is_last=False)
+
+
 def test_a_chunk_costs_what_equation_1_says() -> None:
     model = a_model(kv_token_layer_s=0.0, entry_token_s=0.0)
     alpha, beta, gamma = 12 * 2e-8, 12 * 2e-5, 12 * 3e-4 + 1e-4 + 5e-5
     p, c = 700, 300
     expected = alpha * (p * c + (c * c + c) / 2) + beta * c + gamma
-    assert model.chunk_cost_s(c, p) == pytest.approx(expected)
+    assert chunk_s(model, c, p) == pytest.approx(expected)
 
 
 def test_a_part_of_the_layers_costs_its_part() -> None:
     model = a_model(step_s=0.0, entry_s=0.0, entry_token_s=0.0)
-    assert model.chunk_cost_s(100, 50, 6) == pytest.approx(model.chunk_cost_s(100, 50) / 2)
+    assert chunk_s(model, 100, 50, 6) == pytest.approx(chunk_s(model, 100, 50) / 2)
 
 
 @given(model=models, chunks=chunk_lists, layers=st.integers(1, 80), is_first=st.booleans())
 def test_a_microbatch_is_the_sum_of_its_chunks_less_the_shared_part(model, chunks, layers, is_first):
     """Eq. 3, where no roofline or tile interferes."""
     model = dataclasses.replace(model, weight_tokens=1, row_tile=1)
-    parts = sum(model.chunk_cost_s(c.num_tokens, c.num_context, layers, is_first=is_first) for c in chunks)
+    parts = sum(chunk_s(model, c.num_tokens, c.num_context, layers, is_first=is_first) for c in chunks)
     expected = parts - (len(chunks) - 1) * model.gamma_s(layers, is_first=is_first)
     actual = model.batch_cost_s(chunks, layers, is_first=is_first, is_last=False)
     assert actual == pytest.approx(expected, rel=1e-9, abs=1e-12)

@@ -519,7 +519,8 @@ def test_chunk_prices_are_those_of_the_last_stage() -> None:
     prices = StepTimePredictor(8, COST).chunk_prices(2)
     assert prices.fixed_cost == pytest.approx(COST.gamma_s(4, is_first=False) + COST.head_s)
     for tokens, context in ((256, 0), (100, 1000)):
-        additive_s = COST.chunk_cost_s(tokens, context, 4, is_first=False) - COST.gamma_s(4, is_first=False)
+        chunk = [ChunkShape(context, tokens)]
+        additive_s = COST.batch_cost_s(chunk, 4, is_first=False, is_last=False) - COST.gamma_s(4, is_first=False)
         assert prices.chunk_cost(tokens, context) == pytest.approx(additive_s, rel=0.05)
     assert prices.chunk_cost(0, 100) == 0.0
 

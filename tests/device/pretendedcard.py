@@ -78,7 +78,7 @@ class PretendedCard(Card):
         super().end_step()
         self.steps.end()
 
-    def record(self, *, is_timed: bool = False, sleeps: bool = False) -> PretendedEvent:
+    def record(self, *, sleeps: bool = False) -> PretendedEvent:
         return PretendedEvent(self, self.stream)
 
     def synchronize(self) -> None:
@@ -227,9 +227,6 @@ class PretendedEvent:
         self._card.waits.append(self._stream)
         self._polls_left = 0
         self._card.settle(self._stream, self._copies)
-
-    def ns_since(self, earlier: PretendedEvent) -> int:
-        return 1000
 
 
 class PretendedGraph:

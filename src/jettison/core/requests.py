@@ -268,11 +268,6 @@ class RequestState:
         """Prompt and output, as a new list: O(tokens)."""
         return [*self.request.prompt_token_ids, *self.output]
 
-    def token_at(self, position: int) -> int:
-        """One known token; ``position`` counts from the prompt's first."""
-        num_prompt = self.num_prompt
-        return self.request.prompt_token_ids[position] if position < num_prompt else self.output[position - num_prompt]
-
     def tokens_between(self, first: int, end: int) -> Sequence[int]:
         """Known tokens ``first <= position < end``; O(end - first)."""
         num_prompt = self.num_prompt

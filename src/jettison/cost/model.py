@@ -131,19 +131,6 @@ class CostModel:
         layers = self.num_layers if num_layers is None else num_layers
         return layers * self.layer_s + self.step_s + (self.entry_s if is_first else 0.0)
 
-    def chunk_cost_s(
-        self, num_tokens: int, num_context: int, num_layers: int | None = None, *, is_first: bool = True
-    ) -> float:
-        """Eq. 1: one chunk on a stage of ``num_layers`` (None = the whole model), gamma included, nothing sampled.
-
-        Additive by design, so it leaves out the extra cost of small batches: for a lone decode ``batch_cost_s`` is more
-        exact.
-        """
-        layers = self.num_layers if num_layers is None else num_layers
-        return self._chunk_s(ChunkShape(num_context, num_tokens), layers, is_first) + self.gamma_s(
-            layers, is_first=is_first
-        )
-
     def batch_cost_s(
         self,
         chunks: Sequence[ChunkShape],
@@ -167,10 +154,6 @@ class CostModel:
         return self._batch_s(shape.chunks, shape.num_layers, shape.is_first, shape.num_samples)
 
     # --- terms ------------------------------------------------------------------------------------------------
-
-    def _chunk_s(self, chunk: ChunkShape, layers: int, is_first: bool) -> float:
-        num_tokens = chunk.num_tokens
-        return self._work_s(num_tokens, chunk.num_pairs, chunk.num_context + num_tokens, layers, is_first)
 
     def _work_s(self, num_tokens: int, num_pairs: float, num_kv_tokens: int, layers: int, is_first: bool) -> float:
         """Seconds of the terms that grow with the tokens."""

@@ -197,11 +197,6 @@ class DeviceWorker:
         """Width of the hidden states that travel between stages."""
         return self.config.hidden_size
 
-    @property
-    def hidden_dtype(self) -> torch.dtype:
-        """Their dtype, and that of parameters and KV."""
-        return self._dtype
-
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def start_step(

@@ -88,8 +88,6 @@ class Network:
 
     def __init__(self, loop: EventLoop, topology: Topology) -> None:
         self.topology = topology
-        self.num_bytes_sent = 0.0
-        """Bytes sent by flows that have ended or were stopped."""
         self._loop = loop
         self._out: dict[PortId, Capacity] = {}
         self._in: dict[PortId, Capacity] = {}
@@ -192,7 +190,6 @@ class Network:
         flow.on_sent()
 
     def _remove(self, flow: Flow) -> None:
-        self.num_bytes_sent += flow.num_bytes - flow.remaining
         neighbours = self._connected(flow)
         del neighbours[flow.number], self._flows[flow.number]
         for capacity in flow.capacities:

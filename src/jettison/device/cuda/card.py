@@ -57,10 +57,6 @@ class Event(Protocol):
         """Let the thread wait for it, without the GIL."""
         ...
 
-    def ns_since(self, earlier: Any) -> int:
-        """Time on the card between two points that are reached; both must be timed."""
-        ...
-
 
 class Graph(Protocol):
     """Launches that were captured."""
@@ -148,10 +144,10 @@ class Card:
         """The point before the steps under way; now, where there are none."""
         return self._before_steps[0] if self._before_steps else self.record()
 
-    def record(self, *, is_timed: bool = False, sleeps: bool = False) -> Event:
+    def record(self, *, sleeps: bool = False) -> Event:
         """The present point of the calling thread's stream. ``sleeps``: a thread that waits leaves its core to
         others."""
-        event = torch.cuda.Event(enable_timing=is_timed, blocking=sleeps)
+        event = torch.cuda.Event(blocking=sleeps)
         event.record(torch.cuda.current_stream(self.device))
         return _Event(event)
 
@@ -318,9 +314,6 @@ class _Event:
 
     def synchronize(self) -> None:
         self._event.synchronize()
-
-    def ns_since(self, earlier: _Event) -> int:
-        return int(earlier._event.elapsed_time(self._event) * 1e6)
 
 
 def _check(code: Any) -> None:

@@ -413,7 +413,7 @@ def _token_ids(step: RunStep) -> npt.NDArray[np.int32]:
     for index, (state, context_len, num_tokens, _, _) in enumerate(rows):
         if places and index in places:
             ids.append(-1 - places[index])
-        elif num_tokens == 1:  # ``token_at``, for every row of every step
+        elif num_tokens == 1:  # ``tokens_between``, for every row of every step
             at = context_len - state.num_prompt
             ids.append(state.output[at] if at >= 0 else state.request.prompt_token_ids[context_len])
         else:
