@@ -29,7 +29,6 @@ class Awake:
         self, cluster: ClusterState, moves: Moves, recoveries: Recoveries, sleepers: Sleepers,
         why_too_large: WhyTooLarge,
     ) -> None:
-        self._cluster = cluster
         self._moves = moves
         self._recoveries = recoveries
         self._sleepers = sleepers
@@ -65,7 +64,6 @@ class Awake:
         has no group."""
         if not (can_wake := self._sleepers.can_wake):
             return []
-        is_open = any(not self._moves.is_emptying(g) for g in self._cluster.groups.values())
-        if is_open or not self._recoveries.is_idle or self._sleepers.is_waking:
+        if self._moves.serving_groups() or not self._recoveries.is_idle or self._sleepers.is_waking:
             return []
         return self._sleepers.wake(can_wake[0], now_ns)

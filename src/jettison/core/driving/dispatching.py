@@ -158,8 +158,7 @@ class Dispatcher:
         """Those of the oversized requests that the largest open group could hold; none without an open group."""
         if not oversized:
             return []
-        is_open = (g for g in self._state.groups.values() if not self._moves.is_emptying(g))
-        largest = max((g.blocks.capacity for g in is_open), default=0)
+        largest = max((g.blocks.capacity for g in self._moves.serving_groups()), default=0)
         return [s for s in oversized if -(-s.num_tokens // self._state.limits.block_size) <= largest]
 
     def _group_queues(self, limits: _BatchLimits) -> list[GroupQueue]:

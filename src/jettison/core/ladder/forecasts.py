@@ -89,7 +89,7 @@ class Question:
         """On the groups that take requests now. ``apart``: members of a restore under way, which is taken to be over;
         they are asked for by ``lone``. None while step times are not known, and where no group takes requests."""
         outlook, groups = means.loads.outlook, list(means.state.groups.values())
-        opened = [g for g in groups if not means.moves.is_emptying(g)]
+        opened = means.moves.serving_groups()
         serving = {w for g in opened for w in g.worker_ids}
         others = [g for g in opened if g.worker_ids[0] not in apart]
         lengths = {g.group_id: len(g.stages) for g in others} | {lone(w): 1 for w in apart}

@@ -104,6 +104,10 @@ class Moves:
         restore = self.restore_of(group) if self._of_worker else None
         return restore is not None and restore.group is group and restore.has_split
 
+    def serving_groups(self) -> list[Group]:
+        """The groups that take something new."""
+        return [g for g in self._state.groups.values() if not self.is_emptying(g)]
+
     # --- beginning --------------------------------------------------------------------------------------------
 
     def merge(

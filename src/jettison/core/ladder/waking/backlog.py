@@ -49,7 +49,7 @@ class PricedWork:
 
     def idle(self) -> list[Group]:
         """The groups without online requests that take new requests."""
-        return [g for g in self._due_work.serving() if not (g.queues.waiting or g.queues.serves_online)]
+        return [g for g in self._means.moves.serving_groups() if not (g.queues.waiting or g.queues.serves_online)]
 
     def view(self, now_ns: int) -> Backlog | None:
         """The work as it was at the last look, at most ``LOOK_S`` ago; None while too little is known."""
@@ -63,7 +63,7 @@ class PricedWork:
     def _note_busy(self, now_ns: int) -> None:
         """Follow what instances with online requests do. Those that had none at one of two looks do not count."""
         before, before_ns = self._done, self._looked_ns
-        busy = [g for g in self._due_work.serving() if g.queues.waiting or g.queues.serves_online]
+        busy = [g for g in self._means.moves.serving_groups() if g.queues.waiting or g.queues.serves_online]
         self._done, self._looked_ns = {g.group_id: self._tokens_of(g) for g in busy}, now_ns
         if before_ns is None or now_ns - before_ns > 4 * LOOK_S * NANOSECONDS:
             self._busy_per_s = None  # a look long ago says nothing of what there was to do meanwhile

@@ -152,7 +152,8 @@ class DueWork:
         before_ns, before = self._looked_ns, self._looks
         if before_ns is not None and now_ns - before_ns < LOOK_S * NANOSECONDS:
             return
-        self._looked_ns, self._looks = now_ns, {g.group_id: self._look_at(g) for g in self.serving()}
+        self._looked_ns = now_ns
+        self._looks = {g.group_id: self._look_at(g) for g in self._means.moves.serving_groups()}
         if before_ns is None or now_ns - before_ns > 4 * LOOK_S * NANOSECONDS:
             return  # a look long ago says nothing of what there was to do meanwhile
         took_s = (now_ns - before_ns) / NANOSECONDS
@@ -179,10 +180,6 @@ class DueWork:
         fresh, queues = group.counters.fresh, group.queues
         return _Look((fresh.offline_prompt, fresh.offline_output), bool(queues.waiting_offline))
 
-    def serving(self) -> list[Group]:
-        """The groups that take new requests: not those about to dissolve or to sleep."""
-        return [g for g in self._state.groups.values() if not self._means.moves.is_emptying(g)]
-
     # --- what is to be done -----------------------------------------------------------------------------------
 
     def views(self, coming_s: Sequence[float], now_ns: int) -> tuple[list[Demand], Supply] | None:
@@ -200,7 +197,7 @@ class DueWork:
         tokens, seconds = sum(p.output_tokens for p in known), sum(p.output_s for p in known)
         if not prefill or not tokens:
             return None
-        num_now = sum(len(g.stages) for g in self.serving())
+        num_now = sum(len(g.stages) for g in self._means.moves.serving_groups())
         prices = 1.0 / prefill, seconds / tokens
         all_online = self._online_s(*prices)
         online = min(1.0, all_online / max(1, num_now))

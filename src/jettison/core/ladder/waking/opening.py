@@ -68,17 +68,13 @@ class Opening:
         """Whether devices are opened here: only where requests are packed."""
         return self._state.params.packing is not None
 
-    def serving(self) -> list[Group]:
-        """The groups that take new requests."""
-        return [g for g in self._state.groups.values() if not self._means.moves.is_emptying(g)]
-
     def lacks(self, opening_s: float, now_ns: int) -> Need | None:
         """What is needed before a sleeper that is called now serves; None where all of it is open, or it was looked at
         less than ``LOOK_S`` ago."""
         if now_ns < self._due_ns:
             return None
         self._due_ns = now_ns + round(LOOK_S * NANOSECONDS)
-        groups, ahead_s = self.serving(), opening_s + LOOK_S
+        groups, ahead_s = self._means.moves.serving_groups(), opening_s + LOOK_S
         num_blocks = sum(group.blocks.capacity for group in groups)
         need = Need(*self._need_blocks(groups, ahead_s, num_blocks), num_blocks, ahead_s)
         return need if need.missing_blocks > 0 else None
@@ -88,7 +84,7 @@ class Opening:
         could serve again."""
         if not self.is_asked:
             return Spared(len(leaving), None)
-        groups, each = self.serving(), [group.blocks.capacity for group in leaving]
+        groups, each = self._means.moves.serving_groups(), [group.blocks.capacity for group in leaving]
         num_blocks = sum(group.blocks.capacity for group in groups)
         ahead_s = opening_s + 2.0 * LOOK_S  # past what the next look sees, which would open one of them again
         held, growth = self._need_blocks(groups, ahead_s, num_blocks - each[0])

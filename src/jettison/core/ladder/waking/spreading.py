@@ -58,7 +58,7 @@ class Spreading:
         takers = self._takers(now_ns)
         if not takers:
             return
-        serving = [g for g in self._state.groups.values() if not self._means.moves.is_emptying(g)]
+        serving = self._means.moves.serving_groups()
         num_each = {g.group_id: _num_offline(g) for g in serving}
         fair = -(-sum(num_each.values()) // len(serving))
         for group in serving:

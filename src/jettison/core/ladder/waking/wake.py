@@ -342,7 +342,7 @@ class WakeRung(Rung):
         token in every group; nothing if they are through before a sleeper could serve."""
         state = self._state
         ttft_s = objectives(state.params.offline.slo, state.predictor).ttft_s
-        groups = [g for g in state.groups.values() if not self.means.moves.is_emptying(g)]
+        groups = self.means.moves.serving_groups()
         waits = [self._compute_wait_s(g, 2.0 * ttft_s) for g in groups] if ttft_s is not None else []
         if ttft_s is None or not waits or min(waits) <= AHEAD_SHARE * ttft_s or not (
             candidates := self._candidates()
@@ -376,7 +376,7 @@ class WakeRung(Rung):
         if now_ns < self._arrivals_due_ns or not candidates:
             return
         self._arrivals_due_ns = now_ns + round(ARRIVALS_S * NANOSECONDS)
-        groups = [g for g in state.groups.values() if not self.means.moves.is_emptying(g)]
+        groups = self.means.moves.serving_groups()
         num_missing = num_for_arrivals(state, self.means.loads, groups, WAKE_SHARE) - len(groups)
         if num_missing <= len(self._sleepers.waking):
             return
