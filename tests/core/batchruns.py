@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
-
-from fakes import FakeCluster
+from fakes import FakeCluster, tokens
 
 from jettison.core import ports
 from jettison.core.serving.group import Group
@@ -19,11 +17,6 @@ COST = CostModel(
 )  # fmt: skip
 PROFILE = HardwareProfile(COST, 2e8, 2e-5, 1e-3, 1e-10, 1e9, 1e9)
 """What the pretend workers take: 1.5 ms a step, and 50 us a token."""
-
-
-def tokens(seed: int, num: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(1, 60) for _ in range(num)]
 
 
 def make(ttft_ms: float | None = 10.0, **changes: object) -> FakeCluster:

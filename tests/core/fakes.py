@@ -107,6 +107,12 @@ def expected_run(request: Request, max_model_len: int) -> tuple[list[int], Finis
             return output, FinishReason.LENGTH
 
 
+def tokens(seed: int | str, num: int) -> list[int]:
+    """A prompt that no other seed has."""
+    rng = random.Random(seed)
+    return [rng.randrange(1, 60) for _ in range(num)]
+
+
 def next_token(tokens: list[int]) -> int:
     """A 'model': depends on the whole history, never on the batch."""
     value = 7
@@ -1071,6 +1077,12 @@ class FakeCluster:
         assert self.core.hosted.is_idle
         for group in self.core.groups.values():
             assert group.queues.queued_blocks() == 0 and not group.blocks.landing and not group.paused
+
+
+def expect_all_well(cluster: FakeCluster) -> None:
+    """Every request has its output, and nothing of it is left."""
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
 
 
 def fake_prompt_logprobs(row: ports.StepRow) -> list[TokenLogprobs]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from fakes import BLOCK_SIZE, MS, SHARD_BYTES, FakeCluster, Faults
+from fakes import BLOCK_SIZE, MS, SHARD_BYTES, FakeCluster, Faults, tokens
 
 from jettison.core.ladder.free import is_preemptible
 from jettison.core.ladder.rung import Moment
@@ -25,11 +25,6 @@ from jettison.policy.checkpointing import USUAL_BLOCKS
 from jettison.policy.standing import Standstill
 from jettison.types import ServiceClass
 from longrun import part_of
-
-
-def tokens(seed: str, num: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(1, 60) for _ in range(num)]
 
 
 def batch(cluster: FakeCluster, num: int, *, prompt: int = 24, output: int = 80, prefix: int = 0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from fakes import FakeCluster, Faults
+from fakes import FakeCluster, Faults, tokens
 
 from jettison.core.ladder.rung import Moment
 from jettison.core.load.monitor import GroupMonitor, Stays
@@ -14,11 +14,6 @@ from jettison.core.requests import RequestState
 from jettison.core.totals import counters
 from jettison.types import ServiceClass
 from longrun import part_of
-
-
-def tokens(seed: int, num: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(1, 60) for _ in range(num)]
 
 
 def offline(cluster: FakeCluster, name: str, num_prompt: int, num_output: int, at_ms: float = 0.0) -> None:

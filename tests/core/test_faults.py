@@ -6,7 +6,7 @@ import itertools
 import random
 
 import pytest
-from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
+from fakes import BLOCK_SIZE, MS, FakeCluster, Faults, expect_all_well
 
 from jettison.core.moving import exchanging
 from jettison.core.moving.merging import MergePhase
@@ -31,11 +31,6 @@ def run_until_phase(cluster: FakeCluster, phase: MergePhase | RestorePhase) -> N
 
     cluster.run(stop=is_reached)
     assert is_reached(), f"{phase} was not reached"
-
-
-def expect_all_well(cluster: FakeCluster) -> None:
-    cluster.expect_outputs()
-    cluster.expect_nothing_left()
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
+from fakes import BLOCK_SIZE, MS, FakeCluster, Faults, expect_all_well, tokens
 
 from jettison.core.moving.passage import RelocationPhase
 from jettison.core.moving.relocate import MAX_FINAL_BLOCKS, Relocation
@@ -13,11 +13,6 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
-
-
-def tokens(seed: int, num: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(1, 60) for _ in range(num)]
 
 
 def begin(
@@ -47,11 +42,6 @@ def start(cluster: FakeCluster, state: RequestState, source: Group, destination:
 def run_until(cluster: FakeCluster, migration: Relocation, phase: RelocationPhase) -> None:
     cluster.run(stop=lambda: migration.phase is phase)
     assert migration.phase is phase
-
-
-def expect_all_well(cluster: FakeCluster) -> None:
-    cluster.expect_outputs()
-    cluster.expect_nothing_left()
 
 
 def test_full_blocks_travel_while_it_decodes_and_at_most_sixteen_while_it_stands() -> None:

@@ -10,7 +10,7 @@ import os
 import random
 
 import pytest
-from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
+from fakes import BLOCK_SIZE, MS, FakeCluster, Faults, tokens
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -24,11 +24,6 @@ from jettison.memory.kvtransfers import MigrationKind
 from jettison.types import ServiceClass
 
 N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "12"))
-
-
-def tokens(seed: int, num: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(1, 60) for _ in range(num)]
 
 
 def begin(

@@ -6,10 +6,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from fakes import FakeCluster
+from fakes import FakeCluster, tokens
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_migrating_tokens import N_EXAMPLES, expect_all_well, tokens
+from test_migrating_tokens import N_EXAMPLES, expect_all_well
 
 from jettison.core.advice import Going, WantedMove
 from jettison.core.ladder.movekinds import choose_kinds, decodes_of

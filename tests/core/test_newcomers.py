@@ -3,12 +3,11 @@ others."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
-from fakes import MS, FakeCluster
+from fakes import MS, FakeCluster, tokens
 from hypothesis import given
 from hypothesis import strategies as st
 from sleepers import is_asleep, sleep
@@ -23,11 +22,6 @@ from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.packing.params import PackParams
 
 WHY = "its prompt costs less on a sleeper"
-
-
-def tokens(seed: int, num: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(1, 60) for _ in range(num)]
 
 
 def packed(*, epoch_s: float = 0.05, awake: AwakeParams | None = None) -> FakeCluster:

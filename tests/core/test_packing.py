@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
-from fakes import BLOCK_SIZE, MS, FakeCluster
+from fakes import BLOCK_SIZE, MS, FakeCluster, tokens
 from sleepers import is_asleep, sleep
 
 from jettison.core.ladder.lists import parse_overload, with_packing
@@ -25,11 +24,6 @@ from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.packing.params import Gather, PackParams
 from jettison.policy.packing.types import Grip
 from jettison.types import ServiceClass
-
-
-def tokens(seed: int, num: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(1, 60) for _ in range(num)]
 
 
 def packed(

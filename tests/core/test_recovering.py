@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
+from fakes import BLOCK_SIZE, MS, FakeCluster, Faults, expect_all_well
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_any_schedule import ASKED, CLUSTER, FAULTS, N_EXAMPLES, Asked, Cluster, build
@@ -33,11 +33,6 @@ def fill(cluster: FakeCluster, num: int, *, prompt: int = 14, output: int = 60, 
     rng = random.Random(num)
     for i in range(num):
         cluster.submit(f"{tag}{i}", tokens(rng, prompt), output, cluster.now / MS + 0.1 * i)
-
-
-def expect_all_well(cluster: FakeCluster) -> None:
-    cluster.expect_outputs()
-    cluster.expect_nothing_left()
 
 
 def drop_all(cluster: FakeCluster) -> Group:

@@ -3,11 +3,10 @@ groups use; with pretend KV that every step checks."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import pytest
-from fakes import MS, FakeCluster, Faults
+from fakes import MS, FakeCluster, Faults, tokens
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,11 +16,6 @@ from jettison.core.moving.restoring import Restoring
 from jettison.core.pending import TransferPurpose
 from jettison.core.requests import Phase
 from jettison.core.serving.group import Group
-
-
-def tokens(seed: int, num: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(1, 60) for _ in range(num)]
 
 
 def strangers(*, to_pipeline: bool, prompt: int = 90, seed: int = 0) -> tuple[FakeCluster, Relocation]:

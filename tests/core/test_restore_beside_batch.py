@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fakes import MS, FakeCluster
-from test_checkpoints import chats, expect_all_well, harvesting, tokens
+from fakes import MS, FakeCluster, tokens
+from test_checkpoints import chats, expect_all_well, harvesting
 
 from jettison.core.ladder.restore import RestoreOffer
 from jettison.core.ladder.rung import Offer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from batchruns import group_of, kinds, make, names, offline, steps, tokens
-from fakes import MS, FakeCluster, Faults
+from batchruns import group_of, kinds, make, names, offline, steps
+from fakes import MS, FakeCluster, Faults, tokens
 
 from jettison.core.totals import counters
 from jettison.policy.offline import OfflineParams, SloParams

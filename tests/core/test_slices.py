@@ -6,8 +6,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from batchruns import group_of, kinds, make, names, offline, steps, tokens
-from fakes import FakeCluster, Faults
+from batchruns import group_of, kinds, make, names, offline, steps
+from fakes import FakeCluster, Faults, tokens
 
 from jettison.core.discards import Discard
 from jettison.core.ports import StepFailed, Tick
