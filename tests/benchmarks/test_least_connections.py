@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.engines.least_connections import HOST, LeastConnections, Proxy
+from waiting import until
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\nContent-Length: 4\r\n\r\nbody"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
@@ -66,12 +67,6 @@ async def ask(proxy: Proxy, request: bytes = POST) -> tuple[asyncio.StreamReader
     reader, writer = await asyncio.open_connection(HOST, proxy.port)
     writer.write(request)
     return reader, writer
-
-
-async def until(true: object) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not true():  # type: ignore[operator]
-            await asyncio.sleep(0.005)
 
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 9), max_size=60))

@@ -12,7 +12,7 @@ from jettison.live.engine.engine import Engine
 from jettison.live.engine.spawner import Spawner
 from jettison.live.host.heritage import Heritage
 from jettison.types import Request, SamplingParams
-from waiting import PATIENCE_S
+from waiting import until
 
 
 def engine_of(folder: Path, spawner: Spawner | None, heritage: Heritage | None = None, **flags: object) -> Engine:
@@ -24,12 +24,6 @@ def engine_of(folder: Path, spawner: Spawner | None, heritage: Heritage | None =
     sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
     config = EngineConfig.resolve(**base | {"memory": sized.memory_for_blocks(200)})  # type: ignore[arg-type]
     return Engine(config, spawner, heritage)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 async def nothing(engine: Engine) -> None:

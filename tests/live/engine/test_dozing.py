@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 from jettison.config import EngineConfig
@@ -18,6 +17,7 @@ from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.verify.fault_rounds import expected_tokens
 from jettison.types import Request, SamplingParams
+from waiting import until
 
 
 def make_config(tmp_path: Path, num_blocks: int, **more: object) -> EngineConfig:
@@ -44,11 +44,6 @@ async def test_a_death_wakes_a_sleeper_at_once(tmp_path: Path) -> None:
         params = SamplingParams(max_tokens=150, temperature=0.0, ignore_eos=True)
         events = engine.submit(Request(f"r{i}", tuple(prompts[i]), params, 0))
         return [token.token_id async for event in events for token in event.tokens]
-
-    async def until(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.005)
 
     try:
         await engine.start()
@@ -81,11 +76,6 @@ async def test_a_quiet_puts_one_to_sleep_and_a_burst_wakes_it(tmp_path: Path) ->
         params = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
         events = engine.submit(Request(f"r{i}", tuple(prompts[i]), params, 0))
         return [token.token_id async for event in events for token in event.tokens]
-
-    async def until(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.01)
 
     def num_in(state: SleepState) -> int:
         return sum(engine.core.sleepers.state_of(w) is state for w in engine.core.state.workers)

@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -29,7 +29,7 @@ from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.memory.prefix import PrefixHasher
 from jettison.types import FinishReason, Request, SamplingParams, ServiceClass
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # of the engines that several tests use
 
@@ -517,11 +517,6 @@ async def test_drops_and_restores_over_stored_and_migrating_requests(model_dir: 
     def stored(engine: Engine) -> dict[str, int]:
         groups = engine.core.groups.values()
         return {name: state.num_preemptions for g in groups for name, state in g.queues.stored.items()}
-
-    async def until(holds: Callable[[], object]) -> None:
-        async with asyncio.timeout(60):
-            while not holds():
-                await asyncio.sleep(0.001)
 
     async def resumed(engine: Engine, names: dict[str, int]) -> int:
         """How many of these run on without having been computed again, once none of them is stored any more."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from far_keepers import ProcessPlacer
-from host_engines import answers, engine_of, until
+from host_engines import answers, engine_of
 from test_crew import CHILD, FarStage, Stage
 
 from jettison.device.model.create import create_model
@@ -24,7 +24,7 @@ from jettison.live.engine import spawn_far
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.wire.heartbeat import Patience
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.live
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from far_keepers import ProcessPlacer
-from host_engines import engine_of, until
+from host_engines import engine_of
 from test_crew import CHILD, Stage
 
 from jettison.device.model.create import create_model
@@ -27,7 +27,7 @@ from jettison.live.wire.heartbeat import Patience
 from jettison.server.parent.kept import unix_listener
 from jettison.transport.authority import Authority
 from jettison.transport.succession import Signer
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.live
 

@@ -10,13 +10,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from host_engines import answers, engine_of, until
+from host_engines import answers, engine_of
 
 from jettison.device.model.create import create_model
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.spawn_local import LocalSpawner
 from jettison.live.machine.netns import Placement
 from jettison.transport.authority import Authority
+from waiting import until
 
 pytestmark = pytest.mark.live
 

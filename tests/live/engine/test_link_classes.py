@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from host_engines import engine_of, until
+from host_engines import engine_of
 
 from jettison.core import ports
 from jettison.core.load.distances import known_links
@@ -18,7 +18,7 @@ from jettison.live.machine.netns import Placement
 from jettison.memory.stages import StagePlan
 from jettison.policy.links import FAR
 from jettison.types import LayerRange
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 FAST, SLOW = 1e7, 1e6
 """Bytes per second, of the sending end."""

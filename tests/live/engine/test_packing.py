@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.verify.fault_rounds import expected_tokens
 from jettison.types import Request, SamplingParams
+from waiting import until
 
 NUM_OUTPUT = 300
 
@@ -37,11 +37,6 @@ async def test_requests_spread_over_three_end_up_on_fewer(tmp_path: Path) -> Non
 
     def num_used() -> int:
         return sum(bool(group.queues.all_requests()) for group in engine.core.groups.values())
-
-    async def until(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.002)
 
     try:
         await engine.start()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from jettison.errors import ModelError
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.types import Request, SamplingParams
+from waiting import until
 
 pytestmark = pytest.mark.live
 
@@ -47,12 +46,6 @@ async def ask(engine: Engine, name: str) -> list[int]:
         assert event.error is None
         tokens += [t.token_id for t in event.tokens]
     return tokens
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def kinds(engine: Engine) -> list[str]:

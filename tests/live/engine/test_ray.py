@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from host_engines import answers, engine_of, until
+from host_engines import answers, engine_of
 from ray_cluster import HAS_RAY, WHY_NOT, FixedHead, RayHead
 
 from jettison.device.model.create import create_model
@@ -25,7 +25,7 @@ from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.engine.spawn_ray import RayPlacer, ray_spawner, room_of
 from jettison.live.wire.host_orders import KeeperPost
 from jettison.live.wire.placing import Room
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason=WHY_NOT)
 pytestmark = pytest.mark.live

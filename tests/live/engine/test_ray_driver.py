@@ -11,14 +11,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from host_engines import until
 
 from jettison.errors import JettisonError, UserError
 from jettison.live.engine import spawn_ray
 from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.wire import placing as p
 from jettison.live.wire.host_orders import KeeperPost
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 ROOMS = [p.Room(num_cpus=1, num_gpus=0, memory_bytes=0)] * 2
 

@@ -4,7 +4,6 @@ back. Every token is what it would be."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 from test_dozing import make_config
@@ -14,6 +13,7 @@ from jettison.live.engine.engine import Engine
 from jettison.live.engine.sleep_orders import SleepOrders
 from jettison.live.verify.fault_rounds import expected_tokens
 from jettison.types import Request, SamplingParams
+from waiting import until
 
 
 async def test_a_burst_has_the_third_started_and_a_quiet_gives_it_back(tmp_path: Path) -> None:
@@ -29,11 +29,6 @@ async def test_a_burst_has_the_third_started_and_a_quiet_gives_it_back(tmp_path:
         params = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
         events = engine.submit(Request(f"{name}{i}", tuple(prompts[i]), params, 0))
         return [token.token_id async for event in events for token in event.tokens]
-
-    async def until(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(120):
-            while not condition():
-                await asyncio.sleep(0.01)
 
     def state(worker_id: int = 2) -> SleepState:
         return engine.core.sleepers.state_of(worker_id)

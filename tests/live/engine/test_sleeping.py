@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from jettison.live.engine.sleep_orders import SleepOrders
 from jettison.live.verify.fault_rounds import expected_tokens
 from jettison.live.verify.scenarios import Setting, blocks_for_all, make_cluster, make_prompts, observed, submit
 from jettison.types import Request, SamplingParams
+from waiting import until
 
 
 def sleeping(cluster: LocalCluster) -> Until:
@@ -73,11 +73,6 @@ async def test_over_processes_streams_go_on_memory_is_given_back_and_a_dead_slee
             return [token.token_id async for event in events for token in event.tokens]
 
         assert await asyncio.gather(*map(one, range(len(prompts)))) == expected
-
-    async def until(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.001)
 
     def states() -> list[str]:
         return [str(row["state"]) for row in orders.states()["instances"]]

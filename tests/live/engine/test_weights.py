@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from jettison.errors import ModelError
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.types import Request, SamplingParams
+from waiting import until
 
 pytestmark = pytest.mark.live
 
@@ -79,12 +80,6 @@ async def ask(engine: Engine, name: str, prompt: tuple[int, ...] = PROMPT) -> li
         assert event.error is None
         tokens += [t.token_id for t in event.tokens]
     return tokens
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def kinds(engine: Engine) -> list[str]:

@@ -18,9 +18,9 @@ from jettison.live.frontend.hub import Hub
 from jettison.live.frontend.remote_engine import LOST, RemoteEngine
 from jettison.policy.slo import Objectives
 from jettison.types import FinishReason, Request, SampledToken, SamplingParams, TokenLogprobs
+from waiting import until
 
 INFO = EngineInfo("dir", 100, 90, 80, 300, (2,))
-WAIT_S = 20.0
 
 
 def request(name, **fields):
@@ -130,12 +130,6 @@ async def pair():
         for remote in made.remotes:
             remote.channel.close()
         await asyncio.sleep(0)
-
-
-async def until(condition):
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def submitted(remote, name, **fields):

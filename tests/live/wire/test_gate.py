@@ -12,7 +12,7 @@ from jettison.transport.authority import Authority
 from jettison.transport.handshake import CONTROLLER, Identity
 from jettison.transport.sockets import parse_address
 from jettison.transport.tls import Papers, control_context, dialling_context
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 OURS = Authority()
 
@@ -44,12 +44,6 @@ class House:
     async def comes(self):
         _, writer = await asyncio.open_connection(*self.where, ssl=dialling_context(OURS.papers_for(Identity(1, 0))))
         return writer
-
-
-async def until(condition):
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from jettison.transport.dialling import Dialling
 from jettison.transport.handshake import Identity, Purpose, secret_under
 from jettison.transport.succession import Signer, check_signed
 from jettison.transport.tls import Credentials
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.live
 
@@ -124,12 +124,6 @@ class Controller:
             for line in each._lines.values():
                 line._loop.remove_reader(line._sock)
                 line._sock.close()
-
-
-async def until(condition):
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_workers_that_outlive_their_controller_go_on_with_the_next_one(parent, monkeypatch):
