@@ -50,16 +50,6 @@ def says(*texts):
     return FakeEngine(script, max_model_len=8000)
 
 
-@pytest.fixture
-def tokenizer_of(tokenizer_dir, tmp_path):
-    def made(source, **settings):
-        shutil.copytree(tokenizer_dir, tmp_path, dirs_exist_ok=True)
-        (tmp_path / "chat_template.jinja").write_text(source)
-        return Tokenizer.from_dir(tmp_path, templates=TemplateSettings(**settings))
-
-    return made
-
-
 def template(name):
     return (TEMPLATES / f"{name}.jinja").read_text()
 

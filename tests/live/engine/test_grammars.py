@@ -12,14 +12,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+from moved_answers import Requests, serve, served_alone
 
 from jettison.config import EngineConfig
-from jettison.core.totals import counters
 from jettison.device import grammars
 from jettison.device.model.byte_tokenizer import TURN_START_ID
-from jettison.device.model.create import create_model
 from jettison.device.step import pack_token_set
-from jettison.live.engine.assembly import assemble
 from jettison.live.engine.local_cluster import Completion, LocalCluster
 from jettison.server.grammar_texts import grammar_text
 from jettison.server.tokenizer import Tokenizer
@@ -45,35 +43,6 @@ KINDS = tuple(GRAMMARS)
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "qwen3"
-    create_model(
-        folder, arch="qwen3", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=16, seed=3, std=0.2,
-        max_position_embeddings=512,
-    )
-    return folder
-
-
-Requests = dict[str, tuple[list[int], SamplingParams]]
-
-
-def serve(model_dir: Path, requests: Requests, num_blocks: int, **flags: object) -> tuple[
-        dict[str, Completion], dict[str, float]]:
-    """Completions, and how often what happened."""
-    settings: dict[str, object] = {
-        "model": str(model_dir), "dtype": "float64", "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 48,
-        "overload_trigger": "pressure", "overload_min_wait_ms": 1, "overload_check_interval_ms": 1,
-    } | flags
-    memory = assemble(EngineConfig.resolve(**settings)).memory_for_blocks(num_blocks)
-    with LocalCluster(EngineConfig.resolve(**settings, memory=memory), seed=1, auto_restore=True) as cluster:
-        for name, (prompt, params) in requests.items():
-            cluster.submit(name, prompt, params)
-        cluster.run()
-        cluster.core.check()
-        return cluster.completions, counters(cluster.core)
-
-
-@pytest.fixture(scope="module")
 def requests() -> Requests:
     """Grammars of three kinds: one that ends soon, one that need not end, and one that begins behind a marker."""
     rng = random.Random(5)
@@ -91,10 +60,7 @@ def requests() -> Requests:
 
 @pytest.fixture(scope="module")
 def alone(model_dir: Path, requests: Requests) -> dict[str, Completion]:
-    done: dict[str, Completion] = {}
-    for name, request in requests.items():
-        done |= serve(model_dir, {name: request}, 400)[0]
-    return done
+    return served_alone(model_dir, requests)
 
 
 def test_alone_it_is_what_was_asked(model_dir: Path, requests: Requests, alone: dict[str, Completion]) -> None:

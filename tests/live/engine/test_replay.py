@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +20,19 @@ from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.core.totals import counters as totals
-from jettison.device.model.create import create_model
 from jettison.live.engine.assembly import Assembly, assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.local_cluster import LocalCluster
 from jettison.live.engine.warmup import WarmUp
 from jettison.types import Request, SamplingParams
 from longrun import part_of
+from waiting import until
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "core"))
 
 from fakes import describe
 
 SECRET = b"local-cluster"
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "qwen3"
-    create_model(
-        folder, arch="qwen3", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=16, seed=3, std=0.2,
-        max_position_embeddings=512,
-    )
-    return folder
 
 
 class Recorded(LocalCluster):
@@ -205,8 +194,3 @@ async def test_what_an_engine_with_worker_processes_was_told_replays(
     del recording.calls[num_calls:]  # what came while it was closed
     fresh = recording.replay()
     assert num_calls > 50 and totals(fresh) == found and fresh.state.is_idle()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)

@@ -8,13 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from moved_answers import Requests, serve, served_alone
 
-from jettison.config import EngineConfig
-from jettison.core.totals import counters
-from jettison.device.model.create import create_model
 from jettison.device.step import pack_token_set
-from jettison.live.engine.assembly import assemble
-from jettison.live.engine.local_cluster import Completion, LocalCluster
+from jettison.live.engine.local_cluster import Completion
 from jettison.types import SamplingParams
 
 NUM_REQUESTS = 12
@@ -23,33 +20,7 @@ EVEN = tuple(range(0, 200, 2))
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "qwen3"
-    create_model(
-        folder, arch="qwen3", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=16, seed=3, std=0.2,
-        max_position_embeddings=512,
-    )
-    return folder
-
-
-def serve(model_dir: Path, requests: dict[str, tuple[list[int], SamplingParams]], num_blocks: int,
-          **flags: object) -> tuple[dict[str, Completion], dict[str, float]]:
-    """Completions, and how often what happened."""
-    settings: dict[str, object] = {
-        "model": str(model_dir), "dtype": "float64", "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 48,
-        "overload_trigger": "pressure", "overload_min_wait_ms": 1, "overload_check_interval_ms": 1,
-    } | flags
-    memory = assemble(EngineConfig.resolve(**settings)).memory_for_blocks(num_blocks)
-    with LocalCluster(EngineConfig.resolve(**settings, memory=memory), seed=1, auto_restore=True) as cluster:
-        for name, (prompt, params) in requests.items():
-            cluster.submit(name, prompt, params)
-        cluster.run()
-        cluster.core.check()
-        return cluster.completions, counters(cluster.core)
-
-
-@pytest.fixture(scope="module")
-def requests(model_dir: Path) -> dict[str, tuple[list[int], SamplingParams]]:
+def requests(model_dir: Path) -> Requests:
     """Bad words are pairs and triples of tokens that the same requests produce when nothing is forbidden."""
     rng = random.Random(5)
     prompts = {f"r{i}": [rng.randrange(1, 200) for _ in range(rng.randint(4, 30))] for i in range(NUM_REQUESTS)}
@@ -73,11 +44,8 @@ def requests(model_dir: Path) -> dict[str, tuple[list[int], SamplingParams]]:
 
 
 @pytest.fixture(scope="module")
-def alone(model_dir: Path, requests: dict[str, tuple[list[int], SamplingParams]]) -> dict[str, Completion]:
-    done: dict[str, Completion] = {}
-    for name, request in requests.items():
-        done |= serve(model_dir, {name: request}, 400)[0]
-    return done
+def alone(model_dir: Path, requests: Requests) -> dict[str, Completion]:
+    return served_alone(model_dir, requests)
 
 
 def test_alone_it_is_what_was_asked(alone: dict[str, Completion]) -> None:
@@ -107,7 +75,7 @@ def test_alone_it_is_what_was_asked(alone: dict[str, Completion]) -> None:
     ],
 )
 def test_no_move_of_memory_changes_a_token(
-    model_dir: Path, requests: dict[str, tuple[list[int], SamplingParams]], alone: dict[str, Completion],
+    model_dir: Path, requests: Requests, alone: dict[str, Completion],
     flags: dict[str, object], move: str,
 ) -> None:
     done, moves = serve(model_dir, requests, 26, **flags)

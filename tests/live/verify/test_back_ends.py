@@ -16,7 +16,6 @@ from doubledevice import BYPASSES, UNDER_WAY, DoubleBackEnd
 from underway import MEDDLED
 
 from jettison.device.bytesview import as_numpy_uint8
-from jettison.device.model.create import create_model
 from jettison.device.reference import TransformersReference, transformers_available
 from jettison.device.worker import DeviceWorker
 from jettison.live.engine import local_cluster
@@ -37,16 +36,6 @@ EVENTS = [
 
 BESIDE_STEPS = ("migrate while decoding", "packed while running")
 """In these KV goes over links while steps run, whatever the machine's pace."""
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "qwen3"
-    create_model(
-        folder, arch="qwen3", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=16, seed=3, std=0.2,
-        max_position_embeddings=512,
-    )
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from jettison.device.model.create import create_model
 from jettison.device.reference import TransformersReference, transformers_available
 from jettison.live.verify.run import compare
 from jettison.live.verify.scenarios import SCENARIOS, Setting
@@ -19,17 +18,6 @@ from jettison.live.verify.scenarios_packing import PACKING
 from jettison.live.verify.scenarios_sleep import SLEEP
 from jettison.live.verify.scenarios_together import RUNGS_TOGETHER
 from longrun import part_of
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "qwen3"
-    create_model(
-        folder, arch="qwen3", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=16, seed=3, std=0.2,
-        max_position_embeddings=512,
-    )
-    return folder
-
 
 EVENTS = (
     SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | MANY | HARVEST | HARVEST_IN_PIPELINES | SLEEP | PACKING | AHEAD | GRAMMARS
