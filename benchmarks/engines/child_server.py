@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.engines.processes import members_of, processor_s, signal_all
 from jettison.live.experiments.server_process import ENDS_WITH_STDIN
 
 NOT_INHERITED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "LD_PRELOAD")
@@ -65,25 +66,19 @@ class ChildServer:
                 end = self._log_path.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"{self._command[0]} did not come up:\n{end}")
             time.sleep(_POLL_S)
-        own = psutil.Process(self._process.pid)
-        self._members = [own, *own.children(recursive=True)]
+        self._members = members_of(self._process.pid)
 
     def processor_s(self) -> float:
         """Seconds of processor time that its processes have used."""
-        total = 0.0
-        for member in self._members:
-            with contextlib.suppress(psutil.Error):
-                times = member.cpu_times()
-                total += times.user + times.system
-        return total
+        return processor_s(self._members)
 
     def freeze(self) -> None:
         """Stop all its processes: an idle engine polls, and would take time from the one that is measured."""
-        self._signal(signal.SIGSTOP)
+        signal_all(self._members, signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Let them go on."""
-        self._signal(signal.SIGCONT)
+        signal_all(self._members, signal.SIGCONT)
 
     def close(self) -> None:
         """SIGTERM, then SIGKILL for what is left of it."""
@@ -99,9 +94,7 @@ class ChildServer:
         process.wait()
         assert process.stdin is not None
         process.stdin.close()
-        for member in self._members[1:]:  # those that left the process group
-            with contextlib.suppress(psutil.Error):
-                member.kill()
+        signal_all(self._members[1:], signal.SIGKILL)  # those that left the process group
 
     def _is_ready(self) -> bool:
         try:
@@ -109,8 +102,3 @@ class ChildServer:
                 return bool(response.status == 200)
         except (OSError, urllib.error.URLError):
             return False
-
-    def _signal(self, number: int) -> None:
-        for member in self._members:
-            with contextlib.suppress(psutil.Error):
-                member.send_signal(number)

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import psutil
 
 from benchmarks.engines.child_server import NOT_INHERITED
+from benchmarks.engines.processes import members_of, processor_s, signal_all
 
 HERE = Path(__file__).resolve().parent
 
@@ -107,21 +108,20 @@ class EngineProcess:
             stderr=self._log, env={**environ, **dict(self.spec.environ)}, start_new_session=True,
         )  # fmt: skip
         self.facts = self._reply(timeout_s)["facts"]
-        own = psutil.Process(self._process.pid)
-        self._members = [own, *own.children(recursive=True)]
-        self._signal(signal.SIGSTOP)
+        self._members = members_of(self._process.pid)
+        signal_all(self._members, signal.SIGSTOP)
 
     def run(self, workload: Workload, seed: int, timeout_s: float) -> Measurement:
         """One batch. Raises EngineFailedError."""
         assert self._process is not None and self._process.stdin is not None
         with self._awake():
-            own, everything = self._processor_s(), _machine_processor_s()
+            own, everything = processor_s(self._members), _machine_processor_s()
             started = time.perf_counter()
             self._process.stdin.write(json.dumps({**asdict(workload), "seed": seed}).encode() + b"\n")
             self._process.stdin.flush()
             answer = self._reply(timeout_s)
             wall = time.perf_counter() - started
-            own, everything = self._processor_s() - own, _machine_processor_s() - everything
+            own, everything = processor_s(self._members) - own, _machine_processor_s() - everything
         if self._realtime:
             time.sleep(min(wall, 10.0))  # what was held up catches up before the next measurement
         others = max(0.0, everything - own)
@@ -131,7 +131,7 @@ class EngineProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        self._signal(signal.SIGCONT)
+        signal_all(self._members, signal.SIGCONT)
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -140,13 +140,11 @@ class EngineProcess:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        for member in self._members[1:]:  # those that left the process group
-            with contextlib.suppress(psutil.Error):
-                member.kill()
+        signal_all(self._members[1:], signal.SIGKILL)  # those that left the process group
 
     @contextlib.contextmanager
     def _awake(self) -> Iterator[None]:
-        self._signal(signal.SIGCONT)
+        signal_all(self._members, signal.SIGCONT)
         if self._realtime:
             self._schedule(os.SCHED_RR, 1)
         try:
@@ -154,26 +152,13 @@ class EngineProcess:
         finally:
             if self._realtime:
                 self._schedule(os.SCHED_OTHER, 0)
-            self._signal(signal.SIGSTOP)
-
-    def _signal(self, number: int) -> None:
-        for member in self._members:
-            with contextlib.suppress(psutil.Error):
-                member.send_signal(number)
+            signal_all(self._members, signal.SIGSTOP)
 
     def _schedule(self, policy: int, priority: int) -> None:
         for member in self._members:
             with contextlib.suppress(psutil.Error, ProcessLookupError):
                 for thread in member.threads():
                     os.sched_setscheduler(thread.id, policy, os.sched_param(priority))
-
-    def _processor_s(self) -> float:
-        total = 0.0
-        for member in self._members:
-            with contextlib.suppress(psutil.Error):
-                times = member.cpu_times()
-                total += times.user + times.system
-        return total
 
     def _reply(self, timeout_s: float) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
