@@ -7,28 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scenarios import COST, Watched, make_setup, make_shape
-from test_fastforward import books
+from offlinesteps import COMMAND_NS, REPORT_NS, expect_fast_forwards_change_nothing, harvesting
+from scenarios import COST, Watched, make_shape
 
 from jettison.core import ports
 from jettison.core.totals import counters
-from jettison.policy.offline import OfflineParams, SloParams
 from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.executor import ModelledExecutor
 from jettison.sim.faults import draw_faults
 from jettison.sim.setup import ClusterSetup, Hops
 from jettison.types import Request, SamplingParams, ServiceClass
 
-COMMAND_NS, REPORT_NS = 30_000, 70_000
 
-
-def shedding(policy: str = "recompute", *, ttft_s: float | None = None, every: int | None = None,
-             **changes: Any) -> ClusterSetup:
-    setup = make_setup(policy, **({"num_workers": 1, "num_blocks": 200} | changes))
-    offline = OfflineParams(slo=SloParams(ttft_s=ttft_s), safepoint_layers=every)
-    return replace(
-        setup, params=replace(setup.params, offline=offline), limits=replace(setup.limits, sheds_rows=True)
-    )
+def shedding(policy: str = "recompute", **changes: Any) -> ClusterSetup:
+    setup = harvesting(policy, **changes)
+    return replace(setup, limits=replace(setup.limits, sheds_rows=True))
 
 
 def one_step(every: int, asks_ns: int | None, *, num_layers: int = 8) -> list[tuple[ports.Event, int]]:
@@ -108,14 +101,4 @@ def test_fast_forwards_change_nothing_beside_steps_that_shed(seed: int) -> None:
         "executor": ModelledExecutor(COST, noise=rng.choice([0.0, 0.05]), seed=seed),
     }
     policy = rng.choice(["drop", "recompute", "swap", "migrate"])
-    runs = []
-    for compress in (False, True):
-        watched = Watched(replace(shedding(policy, **changes), compress=compress), checks=False)
-        watched.load(seed, num_requests=40, span_s=1.5, mean_prompt=60, offline_share=0.5)
-        watched.submit("last", 20, 200, 5.0)
-        watched.cluster.run()
-        watched.expect_all_served()
-        runs.append(watched)
-    naive, compressed = runs
-    assert books(compressed) == books(naive) and compressed.records == naive.records
-    assert compressed.cluster.fast_forwards.num_steps > 0
+    expect_fast_forwards_change_nothing(shedding(policy, **changes), seed)
