@@ -237,9 +237,14 @@ class Restoring:
             actions += relayout.start()
         return actions
 
-    def _relayout_failure(self) -> str | None:
-        """Why a member's layout change has failed; None: none has."""
-        return next((r.failure for r in self._relayouts if r.phase is RelayoutPhase.FAILED), None)
+    def _end_relayouts(self) -> str | None:
+        """Let the group begin steps again, as all layout changes are over. Returns why one has failed; None: none
+        has."""
+        self._reap_ended()
+        self.group.release(RESTORE, GroupHold.STEPS)
+        failure = next((r.failure for r in self._relayouts if r.phase is RelayoutPhase.FAILED), None)
+        self.has_failed |= failure is not None
+        return failure
 
     def _map(self, now_ns: int) -> list[Action]:
         """Begin to map the shards of the members' next layouts; return the actions."""
@@ -254,11 +259,7 @@ class Restoring:
     def _pull(self, now_ns: int) -> list[Action]:
         """Let the group serve on while missing shards are fetched; return the record and the actions. Where a member
         could not map its shards, call the restore off."""
-        self._reap_ended()
-        self.group.release(RESTORE, GroupHold.STEPS)
-        failure = self._relayout_failure()
-        if failure is not None:
-            self.has_failed = True
+        if (failure := self._end_relayouts()) is not None:
             return self.turn_round(now_ns, failure)
         self.phase = RestorePhase.PULL
         actions: list[Action] = []
@@ -323,11 +324,7 @@ class Restoring:
     def _split(self, now_ns: int) -> list[Action]:
         """Form the new groups, and begin to send requests home; return the record and the actions. Where a member could
         not change its layout, call the restore off."""
-        self._reap_ended()
-        self.group.release(RESTORE, GroupHold.STEPS)
-        failure = self._relayout_failure()
-        if failure is not None:
-            self.has_failed = True
+        if (failure := self._end_relayouts()) is not None:
             return self.turn_round(now_ns, failure)
         self.phase = RestorePhase.RETURN
         homes = [self._cluster.form_group(part) for part in self.split_plan.parts]
