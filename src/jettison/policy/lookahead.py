@@ -73,7 +73,6 @@ class LookaheadParams:
 class LookaheadView:
     """Tokens that could run in a group now."""
 
-    version: int
     num_stages: int
     max_num_tokens: int
     """Token budget of one microbatch, decodes included."""
@@ -85,18 +84,13 @@ class LookaheadView:
     """What is left of running requests' prompts, then the waiting requests that memory would admit, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class LookaheadPlan:
-    """Microbatches in the order in which they are to run; each as tokens a request. Empty: use plain token budgets."""
+def plan_microbatches(
+    view: LookaheadView, cost: ChunkCost, least_tokens: int = LEAST_TOKENS
+) -> list[dict[RequestId, int]]:
+    """Divide everything that could run into microbatches of equal predicted cost: tokens a request, in the order in
+    which they are to run.
 
-    version: int
-    microbatches: tuple[dict[RequestId, int], ...]
-
-
-def plan_microbatches(view: LookaheadView, cost: ChunkCost, least_tokens: int = LEAST_TOKENS) -> LookaheadPlan:
-    """Divide everything that could run into microbatches of equal predicted cost.
-
-    Plain token budgets apply (an empty plan) where nothing can be balanced: prompts too short to be divided, and too
+    Plain token budgets apply (no microbatch) where nothing can be balanced: prompts too short to be divided, and too
     few decodes for every stage to have one.
     """
     num_stages = view.num_stages
@@ -111,7 +105,7 @@ def plan_microbatches(view: LookaheadView, cost: ChunkCost, least_tokens: int = 
     )
     count = max(1, min(wished, sum(c.num_tokens for c in prompts) // least_tokens))
     if count == 1 and len(decodes) < num_stages:
-        return LookaheadPlan(view.version, ())
+        return []
     pieces = balance(prompts, count, room, cost)
     microbatches: list[dict[RequestId, int]] = []
     for index in range(max(len(hands), len(pieces))):
@@ -120,7 +114,7 @@ def plan_microbatches(view: LookaheadView, cost: ChunkCost, least_tokens: int = 
             shares |= {c.request_id: c.num_tokens for c in pieces[index]}
         if shares:
             microbatches.append(shares)
-    return LookaheadPlan(view.version, tuple(microbatches))
+    return microbatches
 
 
 def wished_microbatches(prompt_cost: float, other_cost: float, num_stages: int) -> int:

@@ -111,7 +111,7 @@ class StepPlanner:
         if not self._ahead or self._ahead_version != self._group.version:
             least_tokens = self._group.limits.lookahead.min_tokens or LEAST_TOKENS
             view = self._lookahead_view(online_only)
-            self._ahead = deque(plan_microbatches(view, self._group.prices(), least_tokens).microbatches)
+            self._ahead = deque(plan_microbatches(view, self._group.prices(), least_tokens))
         return self._ahead.popleft() if self._ahead else None
 
     def _plan_balanced(self, shares: dict[RequestId, int], view: BatchView, limits: BatchLimits) -> BatchPlan:
@@ -221,9 +221,7 @@ class StepPlanner:
         limits = self.limits()
         horizon = HORIZON_MICROBATCHES * len(group.stages) * limits.max_num_tokens
         prompts += self._admissible(horizon - sum(c.num_tokens for c in prompts), limits, online_only)
-        return LookaheadView(
-            group.version, len(group.stages), limits.max_num_tokens, decodes, decodes_in_flight, prompts
-        )
+        return LookaheadView(len(group.stages), limits.max_num_tokens, decodes, decodes_in_flight, prompts)
 
     def _admissible(self, horizon: int, limits: BatchLimits, online_only: bool) -> list[QueuedChunk]:
         """Chunks of waiting requests that memory and places would admit now, in the order of service, until they have
