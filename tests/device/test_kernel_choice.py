@@ -23,27 +23,25 @@ needs_native = pytest.mark.skipif(not native.supported_variants(), reason="no na
 
 
 @pytest.mark.parametrize(
-    ("dtype", "features", "has_native", "expected"),
+    ("dtype", "features", "expected"),
     [
-        (BF16, SAPPHIRE_RAPIDS, True, "native+torch-linear"),
-        (BF16, SAPPHIRE_RAPIDS - {TILES_GRANTED}, True, "native"),
-        (BF16, SAPPHIRE_RAPIDS - {"amx_bf16"}, True, "native"),
-        (F32, SAPPHIRE_RAPIDS, True, "native"),
-        (F64, SAPPHIRE_RAPIDS, True, "native"),
-        (BF16, ZEN4, True, "native"),
-        (BF16, frozenset(), True, "native"),
-        (BF16, SAPPHIRE_RAPIDS, False, "torch"),
-        (F64, ZEN4, False, "torch"),
+        (BF16, SAPPHIRE_RAPIDS, "native+torch-linear"),
+        (BF16, SAPPHIRE_RAPIDS - {TILES_GRANTED}, "native"),
+        (BF16, SAPPHIRE_RAPIDS - {"amx_bf16"}, "native"),
+        (F32, SAPPHIRE_RAPIDS, "native"),
+        (F64, SAPPHIRE_RAPIDS, "native"),
+        (BF16, ZEN4, "native"),
+        (BF16, frozenset(), "native"),
     ],
 )
 def test_auto_is_a_function_of_features_and_precision(
-    dtype: torch.dtype, features: frozenset[str], has_native: bool, expected: str
+    dtype: torch.dtype, features: frozenset[str], expected: str
 ) -> None:
-    assert choose_kind(dtype, features, has_native=has_native) == expected
+    assert choose_kind(dtype, features, has_native_tiles=False) == expected
 
 
 def test_torch_multiplies_only_where_native_kernels_have_no_tiles() -> None:
-    assert choose_kind(BF16, SAPPHIRE_RAPIDS, has_native=True, has_native_tiles=True) == "native"
+    assert choose_kind(BF16, SAPPHIRE_RAPIDS, has_native_tiles=True) == "native"
 
 
 def test_flags_of_the_first_processor() -> None:

@@ -90,6 +90,6 @@ def _load_best(dtype: torch.dtype, processor: Processor, among: tuple[str, ...] 
     kernels = find_kernels(NATIVE)[0].load(None, among)
     # What was built with tiles counts where it works: one that computes wrong results was passed over.
     has_tiles = kernels.name == f"{NATIVE}-{native.TILES}"
-    if choose_kind(dtype, processor.features, has_native=True, has_native_tiles=has_tiles) == TORCH_LINEAR:
+    if choose_kind(dtype, processor.features, has_native_tiles=has_tiles) == TORCH_LINEAR:
         return find_kernels(TORCH_LINEAR)[0].load(kernels.name.removeprefix(f"{NATIVE}-"))
     return kernels

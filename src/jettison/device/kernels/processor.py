@@ -43,16 +43,14 @@ _XTILE_DATA = 1 << 18
 
 
 def choose_kind(
-    dtype: torch.dtype, features: AbstractSet[str], *, has_native: bool, has_native_tiles: bool = False
+    dtype: torch.dtype, features: AbstractSet[str], *, has_native_tiles: bool
 ) -> Kind:
-    """The kind of kernels for a model that is computed in ``dtype`` on a processor with these features.
+    """The kind of native kernels for a model that is computed in ``dtype`` on a processor with these features.
 
     ``has_native_tiles``: the native library was built with AMX, and may use it here. Where the processor has AMX and
     the library lacks it, torch computes all products in bfloat16, whatever their number of rows. AMX has no use in
     other precisions.
     """
-    if not has_native:
-        return TORCH
     is_torch_better = dtype == torch.bfloat16 and features >= AMX_BF16 and not has_native_tiles
     return TORCH_LINEAR if is_torch_better else NATIVE
 
