@@ -189,11 +189,7 @@ def test_clusters_give_a_profile_and_links(cluster):
     alone_s = profile.cost.batch_cost_s([ChunkShape(500, 1)] * 8)
     assert 0.0 <= profile.added_stage_s(2) < alone_s / 2, "half of the throughput at least"
     if cluster.num_instances > 1:
-        last = cluster.num_instances - 1
-        assert cluster.link(0, last) == cluster.link(last, 0)
-        assert profile.link_bytes_per_s == min(cluster.link(0, n).bytes_per_s for n in range(1, last + 1))
-    with pytest.raises(ValueError, match="no link"):
-        cluster.link(0, 0)
+        assert profile.link_bytes_per_s == cluster.slowest_link.bytes_per_s
     assert replace(cluster, measured=replace(profile, disk_bytes_per_s=1.0)).profile().disk_bytes_per_s == 1.0
 
 
@@ -201,8 +197,7 @@ def test_the_papers_clusters():
     a, b, v1 = (CLUSTERS[name] for name in ("kunserve-a", "kunserve-b", "kunserve-v1-70b"))
     assert (a.num_instances, a.instance.num_gpus, a.scale_out.line_bytes_per_s) == (8, 1, 25e9)
     assert (b.num_instances, b.instance.num_gpus, b.scale_out.line_bytes_per_s) == (4, 4, 200e9)
-    assert b.link(0, 1) is b.scale_up
-    assert b.link(1, 2) is b.scale_out
+    assert b.slowest_link is b.scale_out
     assert (v1.num_instances, v1.instance.num_gpus, v1.scale_out.line_bytes_per_s) == (4, 4, 50e9)
 
 

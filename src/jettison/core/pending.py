@@ -201,11 +201,6 @@ class Book:
             for pending in self.transfers.values()
         )
 
-    @property
-    def is_empty(self) -> bool:
-        """Nothing is under way."""
-        return not self.calls and not self.transfers
-
     # --- opening ----------------------------------------------------------------------------------------------
 
     def open_call(self, call: Call, owner: Owner, waiter: CallWaiter) -> Call:

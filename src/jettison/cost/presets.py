@@ -203,10 +203,10 @@ class InstancePreset:
         )
 
 
-def batch_points(cost: CostModel, *, stages: tuple[int, ...] = (1, 2, 4)) -> tuple[BatchPoint, ...]:
+def batch_points(cost: CostModel) -> tuple[BatchPoint, ...]:
     """The points that ``jettison profile`` would measure: decodes on the last stage of pipelines of equal stages."""
     points = []
-    for num_stages in (count for count in stages if count <= cost.num_layers):
+    for num_stages in (count for count in (1, 2, 4) if count <= cost.num_layers):
         layers = math.ceil(cost.num_layers / num_stages)
         for size in BATCH_SIZES:
             chunks = (ChunkShape(BATCH_CONTEXT, 1),) * size
@@ -247,25 +247,12 @@ class ClusterPreset:
         if self.num_instances < 1 or self.instances_per_node < 1:
             raise ValueError(f"cluster {self.name}: needs at least one instance, and one in a node")
 
-    def link(self, one: int, other: int) -> LinkPreset:
-        """The link between two instances, by their numbers from 0. Raises ValueError for an unknown number, or for
-        twice the same."""
-        if one == other or not (0 <= one < self.num_instances and 0 <= other < self.num_instances):
-            raise ValueError(f"cluster {self.name} has no link from instance {one} to instance {other}")
-        together = one // self.instances_per_node == other // self.instances_per_node
-        return self.scale_up if together and self.scale_up is not None else self.scale_out
-
     @property
     def slowest_link(self) -> LinkPreset:
         """The link that plans count on: a plan may join any two instances."""
         if self.scale_up is not None and self.num_instances <= self.instances_per_node:
             return self.scale_up
         return self.scale_out
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens of KV that fit into all instances, with no parameters dropped."""
-        return self.num_instances * self.instance.kv_tokens
 
     def profile(self) -> HardwareProfile:
         """The measured profile where there is one, else the computed one over the slowest link."""

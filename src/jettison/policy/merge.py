@@ -25,7 +25,7 @@ from jettison.types import GroupId, LayerRange, ModelShape, WorkerId
 
 __all__ = [
     "DropPlan", "GroupMerge", "MergeCandidate", "MergeStrategy", "Partner", "PlannerParams", "choose_partner",
-    "partner_size", "plan_drop", "plan_ranges", "pull_seconds", "throughput_cost",
+    "plan_drop", "plan_ranges", "pull_seconds", "throughput_cost",
 ]
 
 MergeStrategy = Literal["throughput", "memory"]
@@ -150,11 +150,6 @@ def choose_partner(
     most = lacking_bytes + shape.parameter_bytes // 8  # less free memory than this decides nothing
     near = [p for p in choices if p.num_members == num_members and p.lacking_bytes <= most]
     return min(near, key=lambda p: (links.farthest(machines, p.machines), p))
-
-
-def partner_size(sizes: Iterable[int]) -> int:
-    """Members of the partner that is chosen among groups of these sizes, since size counts first; 1 without any."""
-    return min(sizes, default=1)
 
 
 class _Node(NamedTuple):

@@ -68,10 +68,9 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """One wake that is over: its prediction, and how long it took."""
+    """One wake that is over, and how long it took."""
 
     worker_id: WorkerId
-    expected: Expected | None
     took_ns: int
     start_ns: int = 0
     """Of that until its process was there; 0: it had one."""
@@ -319,7 +318,7 @@ class Sleepers:
         """Note that a wake is over, for the reader that learns from it; return fields for the record."""
         asked_ns, expected = self._asked.pop(worker_id, (now_ns, None))
         start_ns = self._start_ns.pop(worker_id, 0)
-        self.woken.append(Woken(worker_id, expected, now_ns - asked_ns, start_ns))
+        self.woken.append(Woken(worker_id, now_ns - asked_ns, start_ns))
         fields: dict[str, object] = {"since_order_ms": (now_ns - asked_ns) / 1e6}
         if start_ns:
             fields["start_ms"] = start_ns / 1e6
