@@ -443,7 +443,7 @@ def test_of_steps_without_a_question_the_last_are_kept() -> None:
 # --- what holds whatever was seen -------------------------------------------------------------------------------
 
 works = st.builds(
-    lambda chunks, before, beside: StepWork.of(chunks, before)._replace(num_beside_bytes=beside),
+    lambda chunks, before, beside: StepWork.of(chunks)._replace(num_copied_bytes=before, num_beside_bytes=beside),
     st.lists(st.tuples(st.integers(1, 400), st.integers(0, 4000)), min_size=1, max_size=6), st.integers(0, 10**8),
     st.integers(0, 10**8),
 )

@@ -173,9 +173,10 @@ def test_a_window_of_a_seventh_more_than_all_need_wakes_all_at_once_and_a_long_o
 
 @given(WORK, st.integers(1, 4))
 def test_what_deadlines_need_is_enough_for_them(demands: list[Demand], num: int) -> None:
-    needed = needed_now(demands, Supply(num), 1.0)
+    needed = needed_now(demands, Supply(num))
     assert needed is not None
-    assert (needed <= num * (1 + 1e-9)) == (not any(x > 1e-6 for x in lateness(demands, Supply(num), 1.0)))
+    is_enough = needed / WAKE_MARGIN <= num * (1 + 1e-9)
+    assert is_enough == (not any(x > 1e-6 for x in lateness(demands, Supply(num), 1.0)))
     assert needed_now([Demand(None, 1.0), Demand(-1.0, 1.0)], Supply(num)) is None
 
 

@@ -322,11 +322,11 @@ class StepTimePredictor:
         return low
 
     def prefill_tokens_beside(
-        self, decodes: StepWork, seconds: float, most: int, part: Part = LONE_STEP, *, num_context: int = 0
+        self, decodes: StepWork, seconds: float, most: int, part: Part = LONE_STEP
     ) -> int | None:
-        """Tokens of a prompt, after ``num_context`` computed ones, that a step may take beside these decodes and still
-        last at most ``seconds``; at most ``most``. None while too little is known."""
-        return self.largest_batch(seconds, most, lambda n: decodes.with_prompt(n, num_context), part)
+        """Tokens of a prompt, from its start, that a step may take beside these decodes and still last at most
+        ``seconds``; at most ``most``. None while too little is known."""
+        return self.largest_batch(seconds, most, decodes.with_prompt, part)
 
     def prefill_tokens_per_s(
         self, max_num_tokens: int, decodes: StepWork = NOTHING, num_stages: int = 1, *,

@@ -28,7 +28,7 @@ class StepWork(NamedTuple):
     own."""
 
     @classmethod
-    def of(cls, chunks: Iterable[tuple[int, int]], num_copied_bytes: int = 0) -> StepWork:
+    def of(cls, chunks: Iterable[tuple[int, int]]) -> StepWork:
         """The totals of chunks given as (tokens, cached tokens before them)."""
         rows = tokens = twice_pairs = kv_tokens = 0
         for num_tokens, num_context in chunks:
@@ -36,7 +36,7 @@ class StepWork(NamedTuple):
             tokens += num_tokens
             twice_pairs += num_tokens * (2 * num_context + num_tokens + 1)
             kv_tokens += num_context
-        return cls(rows, tokens, twice_pairs // 2, kv_tokens, num_copied_bytes)
+        return cls(rows, tokens, twice_pairs // 2, kv_tokens)
 
     @classmethod
     def decodes(cls, num_rows: int, num_kv_tokens: int) -> StepWork:

@@ -166,9 +166,7 @@ def lateness(demands: Sequence[Demand], supply: Supply, margin: float) -> list[f
     ]
 
 
-def plan_wakes(
-    demands: Sequence[Demand], supply: Supply, wakes_s: Sequence[float], margin: float = WAKE_MARGIN
-) -> WakePlan | None:
+def plan_wakes(demands: Sequence[Demand], supply: Supply, wakes_s: Sequence[float]) -> WakePlan | None:
     """How many sleepers to wake now, those with the shortest wakes (``wakes_s``, seconds) first; None: none of them.
 
     The fewest with which no demand is late. Where a demand is late even with all sleepers, the fewest that mend nearly
@@ -176,13 +174,13 @@ def plan_wakes(
     answer by itself takes longer than there is time, no sleeper helps. But one, where all instances sleep. Lateness is
     summed over all demands, so that a lost demand hides none that can be saved.
     """
-    late = lateness(demands, supply, margin)
+    late = lateness(demands, supply, WAKE_MARGIN)
     if not any(late) or not wakes_s:
         return None
     soonest = sorted(wakes_s)
 
     def late_with_s(num: int) -> float:
-        return sum(lateness(demands, supply.and_woken(soonest[:num]), margin))
+        return sum(lateness(demands, supply.and_woken(soonest[:num]), WAKE_MARGIN))
 
     worst = max(range(len(late)), key=lambda i: (late[i], -_due(demands[i])))
     demand = demands[worst]
@@ -194,7 +192,7 @@ def plan_wakes(
     part = NEARLY if mended_s >= LEAST_GAIN * due_s else 1.0
     target_s = best_s + part * mended_s if best_s > 0.0 else 0.0
     num = next((n for n in range(1, len(soonest)) if late_with_s(n) <= target_s), len(soonest))
-    needed = margin * work_before(demands)[worst] / due_s
+    needed = WAKE_MARGIN * work_before(demands)[worst] / due_s
     return WakePlan(num, demand, late[worst], late_with_s(num), needed)
 
 
@@ -208,11 +206,11 @@ def may_go(demands: Sequence[Demand], supply: Supply, num_going: int, margin: fl
     return math.isfinite(sum(without)) and sum(without) <= sum(lateness(demands, supply, margin))
 
 
-def needed_now(demands: Sequence[Demand], supply: Supply, margin: float = WAKE_MARGIN) -> float | None:
+def needed_now(demands: Sequence[Demand], supply: Supply) -> float | None:
     """Instances needed to meet all deadlines ahead, with the work served before each; None where no deadline is
     ahead."""
     ahead = [
-        margin * work_s / demand.due_s for demand, work_s in zip(demands, work_before(demands), strict=True)
+        WAKE_MARGIN * work_s / demand.due_s for demand, work_s in zip(demands, work_before(demands), strict=True)
         if demand.due_s is not None and demand.due_s > 0.0
     ]
     return max(ahead) / supply.share if ahead else None

@@ -104,8 +104,8 @@ def _grown_beside(run: RunResult) -> float:
 Figure = Callable[[RunResult], str]
 
 
-def _of_class(name: str, unit: str, *keys: str) -> Figure:
-    return lambda run: format_value(class_figure(run, name, *keys), unit)
+def _of_class(name: str, *keys: str) -> Figure:
+    return lambda run: format_value(class_figure(run, name, *keys), "")
 
 
 def _share(*keys: str) -> Figure:
@@ -127,10 +127,10 @@ _CLASS_ROWS: tuple[tuple[str, Figure], ...] = (
     ("online: first tokens within the objective", _share("ttft_within")),
     ("online: gaps within the objective", _share("gaps_within")),
     ("online: requests that kept both, in every gap", _share("requests_within")),
-    ("online: first-time tokens/s", _of_class("online", "", "tokens", "total_per_s")),
-    ("offline: first-time tokens/s, harvested", _of_class("offline", "", "tokens", "total_per_s")),
-    ("offline: of them output tokens/s", _of_class("offline", "", "tokens", "output_per_s")),
-    ("offline: requests completed", _of_class("offline", "", "requests", "completed")),
+    ("online: first-time tokens/s", _of_class("online", "tokens", "total_per_s")),
+    ("offline: first-time tokens/s, harvested", _of_class("offline", "tokens", "total_per_s")),
+    ("offline: of them output tokens/s", _of_class("offline", "tokens", "output_per_s")),
+    ("offline: requests completed", _of_class("offline", "requests", "completed")),
     ("both: first-time tokens/s", lambda run: format_value(total_per_s(run), "")),
 )
 

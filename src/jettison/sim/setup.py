@@ -9,7 +9,7 @@ from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.memory.kvtransfers import MAX_PIECE_NS
 from jettison.sim.executor import Executor, ModelledExecutor
-from jettison.sim.links import LinkClass, LinkSpec, Topology
+from jettison.sim.links import LinkSpec, Topology
 from jettison.types import NANOSECONDS, LayerRange, ModelShape
 
 CUDA_PAGE_BYTES = 2 << 20
@@ -105,11 +105,10 @@ class ClusterSetup:
 
 def setup_from_profile(
     shape: ModelShape, limits: SchedulerLimits, params: ClusterParams, num_workers: int, memory: MemorySetup,
-    profile: HardwareProfile, *, link_class: LinkClass = LinkClass.RDMA, duplex_efficiency: float = 1.0,
-    overhead_s: float = 0.0, noise: float = 0.0, seed: int = 0, hops: Hops | None = None,
+    profile: HardwareProfile, *, overhead_s: float = 0.0, noise: float = 0.0, seed: int = 0, hops: Hops | None = None,
 ) -> ClusterSetup:
     """A cluster of workers as a profile describes them, all linked alike."""
-    between = LinkSpec(profile.link_bytes_per_s, profile.link_latency_s, duplex_efficiency, link_class)
+    between = LinkSpec(profile.link_bytes_per_s, profile.link_latency_s)
     executor = ModelledExecutor(profile.cost, overhead_s, noise, seed)
     return ClusterSetup(
         shape, limits, params, num_workers, memory, profile, executor, Topology(between), hops or Hops()

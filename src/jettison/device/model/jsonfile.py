@@ -62,9 +62,9 @@ class JsonObject:
             raise self.wrong(key, f"an integer from 1 to {most}")
         return value
 
-    def optional_positive_int(self, key: str, most: int = MAX_SIZE) -> int | None:
+    def optional_positive_int(self, key: str) -> int | None:
         """None where the key is absent or null."""
-        return None if self.values.get(key) is None else self.positive_int(key, most=most)
+        return None if self.values.get(key) is None else self.positive_int(key)
 
     def positive_float(self, key: str, default: float | None = None) -> float:
         """A number from ``LEAST_NUMBER`` to ``LARGEST_NUMBER``; null counts as absent."""

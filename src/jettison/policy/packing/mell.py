@@ -169,7 +169,7 @@ class Packing(OnBook):
         home = None if source is None else self.book.bins.get(source.device)
         if home is not None and home.is_taking and home.room >= num_blocks:
             return home
-        return self._best(ROOMS, num_blocks, source) or self._tightest(TINY, num_blocks)
+        return self._best(ROOMS, num_blocks, source) or self._tightest_tiny(num_blocks)
 
     def _due_misfits(self) -> list[GroupId]:
         """Misfits to look at now: all of them where a device can be opened, else a few in turn, so that an operation
@@ -206,7 +206,7 @@ class Packing(OnBook):
             bins = [b for b in bins if b.is_taking and b.room >= b.blocks_of(unit[0])]
             if bins:
                 return min(bins, key=lambda b: (b.room, b.device))
-        return self._best(ROOMS, _total(unit), source) or self._tightest(TINY, _total(unit))
+        return self._best(ROOMS, _total(unit), source) or self._tightest_tiny(_total(unit))
 
     def _choose_for_middle(self, item: Item, source: Bin | None) -> Bin | None:
         beside_large = self._best(SINGLES, item.num_blocks, source)
@@ -215,7 +215,7 @@ class Packing(OnBook):
         partial = [bin_ for bin_ in self._partial(item.size_class) if self._room(bin_) >= item.num_blocks]
         if partial:
             return max(partial, key=lambda b: (len(b.bigs), -b.loose, -b.device))
-        return self._tightest(TINY, item.num_blocks)
+        return self._tightest_tiny(item.num_blocks)
 
     def _choose_for_large(self, item: Item) -> Bin | None:
         """Beside one M or S, else on a T-device; the tightest. No request gives way to an L: where none of these has
@@ -223,7 +223,7 @@ class Packing(OnBook):
         partial = [b for name in PARTIAL for b in self._partial(name) if len(b.bigs) == 1 and b.room >= item.num_blocks]
         if partial:
             return min(partial, key=lambda b: (b.room, b.device))
-        return self._tightest(TINY, item.num_blocks)
+        return self._tightest_tiny(item.num_blocks)
 
     def _choose_later(self, unit: list[Item]) -> Bin | None:
         """Of a few devices that will have room for the unit once requests have left that should live elsewhere already,
@@ -260,8 +260,8 @@ class Packing(OnBook):
     def _partial(self, size_class: SizeClass) -> list[Bin]:
         return [self.book.bins[device] for _, device in self.book.indices[PARTIAL[size_class]]]
 
-    def _tightest(self, index: str, num_blocks: int) -> Bin | None:
-        keys = self.book.indices[index]
+    def _tightest_tiny(self, num_blocks: int) -> Bin | None:
+        keys = self.book.indices[TINY]
         at = keys.bisect_left((num_blocks,))
         return self.book.bins[keys[at][1]] if at < len(keys) else None
 
