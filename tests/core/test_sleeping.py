@@ -17,12 +17,6 @@ from jettison.core.requests import Phase, RequestState
 from jettison.types import ServiceClass
 
 
-def advance_one(cluster: FakeCluster) -> None:
-    """One event."""
-    num_before = len(cluster.log)
-    cluster.run(stop=lambda: len(cluster.log) > num_before)
-
-
 def wake(cluster: FakeCluster, worker_id: int) -> None:
     cluster.carry_out(cluster.core.request_wake(worker_id, cluster.now))
 

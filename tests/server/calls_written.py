@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-SPACE = " \t\n"
-
 
 def as_json(value):
     return json.dumps(value, ensure_ascii=False)

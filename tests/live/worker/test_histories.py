@@ -20,7 +20,6 @@ from jettison.types import LayerRange
 
 NUM_WORKERS, NUM_LAYERS, NUM_BLOCKS, UNIT = 3, 4, 12, 40
 worker_ids = st.integers(0, NUM_WORKERS - 1)
-block_lists = st.lists(st.integers(0, NUM_BLOCKS - 1), unique=True, max_size=5)
 
 
 class Workers(RuleBasedStateMachine):
