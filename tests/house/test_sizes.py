@@ -36,8 +36,6 @@ LARGER = {
     "report.results.build_run": "parameters",
     "sim.setup.setup_from_profile": "parameters",
     "simulate.sizing_command.size_command": "parameters: flags of a command",
-    "workload.trace_tools.slice_trace": "parameters: flags of a command",
-    "workload.trace_tools.upscale_trace": "parameters: flags of a command",
 }
 """What is larger, and in what."""
 

@@ -53,13 +53,11 @@ def info(
     """Print rates, burstiness and lengths of a trace, and a small plot."""
     from rich.console import Console
 
-    from jettison.workload.trace_tools import show_info
+    from jettison.workload.trace_tools import Source, show_info
     from jettison.workload.units import Reading
 
-    show_info(
-        trace, jitter=jitter, seed=seed, json_out=json_out, console=Console(), skip_bad_rows=skip_bad_rows,
-        reading=Reading(trace_format, unit),
-    )  # fmt: skip
+    source = Source(trace, Reading(trace_format, unit), jitter, skip_bad_rows, seed)
+    show_info(source, json_out=json_out, console=Console())
 
 
 @app.command("slice", cls=Command)
@@ -86,13 +84,13 @@ def slice_(
     """Cut a trace by time, thin it, and keep its first rows."""
     from rich.console import Console
 
-    from jettison.workload.trace_tools import slice_trace
+    from jettison.workload.trace_tools import Source, slice_trace
     from jettison.workload.units import Reading
 
+    source = Source(trace, Reading(trace_format, unit), jitter, skip_bad_rows, seed)
     slice_trace(
-        trace, out, start_s=start_s, end_s=end_s, skip=skip, num_requests=num_requests, thin=thin, jitter=jitter,
-        seed=seed, console=Console(), skip_bad_rows=skip_bad_rows, reading=Reading(trace_format, unit),
-    )  # fmt: skip
+        source, out, start_s=start_s, end_s=end_s, skip=skip, num_requests=num_requests, thin=thin, console=Console()
+    )
 
 
 @app.command("upscale", cls=Command)
@@ -123,12 +121,13 @@ def upscale(
     """More requests at the same moments (TraceUpscaler): bursts and gaps keep their width."""
     from rich.console import Console
 
-    from jettison.workload.trace_tools import upscale_trace
+    from jettison.workload.trace_tools import Source, upscale_trace
     from jettison.workload.units import Reading
 
+    source = Source(trace, Reading(trace_format, unit), jitter, skip_bad_rows, seed)
     upscale_trace(
-        trace, out, factor=factor, rate_per_s=rate_per_s, keep=keep, spread_s=spread_s, lengths_from=lengths_from,
-        jitter=jitter, seed=seed, console=Console(), skip_bad_rows=skip_bad_rows, reading=Reading(trace_format, unit),
+        source, out, factor=factor, rate_per_s=rate_per_s, keep=keep, spread_s=spread_s, lengths_from=lengths_from,
+        console=Console(),
     )  # fmt: skip
 
 

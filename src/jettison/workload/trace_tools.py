@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
@@ -34,12 +34,26 @@ from jettison.workload.units import Reading
 ProcessName = Literal["poisson", "gamma", "on-off", "diurnal", "burst", "servegen"]
 
 
-def show_info(
-    trace: Path, *, jitter: bool | None, seed: int, json_out: Path | None, console: Console,
-    skip_bad_rows: bool = False, reading: Reading | None = None,
-) -> None:
+class Source(NamedTuple):
+    """A trace file, and how it is read (see ``read_trace``)."""
+
+    path: Path
+    reading: Reading
+    jitter: bool | None
+    skip_bad_rows: bool
+    seed: int
+    """Of every draw, those of what is made of the trace included."""
+
+    def read(self) -> Workload:
+        """Raises TraceError, ConfigError."""
+        return read_trace(
+            self.path, jitter=self.jitter, seed=self.seed, skip_bad_rows=self.skip_bad_rows, reading=self.reading
+        )
+
+
+def show_info(source: Source, *, json_out: Path | None, console: Console) -> None:
     """Print rates, burstiness and lengths of a trace; ``json_out`` gets the same figures."""
-    load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows, reading=reading)
+    load = source.read()
     info = describe(load)
     print_cautions(cautions_of(load), console)
     print_info(info, console)
@@ -61,63 +75,41 @@ def save(workload: Workload, out: Path, console: Console) -> None:
 
 
 def slice_trace(
-    trace: Path,
-    out: Path,
-    *,
-    start_s: float,
-    end_s: float | None,
-    skip: int,
-    num_requests: int | None,
-    thin: float | None,
-    jitter: bool | None,
-    seed: int,
-    console: Console,
-    skip_bad_rows: bool = False,
-    reading: Reading | None = None,
+    source: Source, out: Path, *, start_s: float, end_s: float | None, skip: int, num_requests: int | None,
+    thin: float | None, console: Console,
 ) -> None:
     """Cut by time, leave rows out, thin, and limit the rest, as ``load_workload`` does."""
-    load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows, reading=reading)
+    load = source.read()
     if start_s or end_s is not None:
         load = shaping.window(load, start_s, end_s)
     load = shaping.skip(load, skip)
     if thin is not None:
-        load = shaping.thin_by_probability(load, thin, seed)
+        load = shaping.thin_by_probability(load, thin, source.seed)
     load = shaping.limit(load, num_requests=num_requests)
     save(load, out, console)
 
 
 def upscale_trace(
-    trace: Path,
-    out: Path,
-    *,
-    factor: float | None,
-    rate_per_s: float | None,
-    keep: shaping.Keep,
-    spread_s: float | None,
-    lengths_from: Path | None,
-    jitter: bool | None,
-    seed: int,
-    console: Console,
-    skip_bad_rows: bool = False,
-    reading: Reading | None = None,
+    source: Source, out: Path, *, factor: float | None, rate_per_s: float | None, keep: shaping.Keep,
+    spread_s: float | None, lengths_from: Path | None, console: Console,
 ) -> None:
     """Upscale a trace (TraceUpscaler), by a factor or to a mean rate."""
     if (factor is None) == (rate_per_s is None):
         raise ConfigError("give --factor or --rate, one of the two")
-    load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows, reading=reading)
+    load = source.read()
     if rate_per_s is not None:
         if not load.mean_rate_per_s > 0:
-            raise ConfigError(f"{trace}: all requests arrive at one instant, there is no rate to scale")
+            raise ConfigError(f"{source.path}: all requests arrive at one instant, there is no rate to scale")
         factor = rate_per_s / load.mean_rate_per_s
         if factor < 1:
             raise ConfigError(
-                f"{trace} has {load.mean_rate_per_s:.4g} requests/s already; to have fewer: trace slice --thin"
+                f"{source.path} has {load.mean_rate_per_s:.4g} requests/s already; to have fewer: trace slice --thin"
             )
     if lengths_from is not None:
-        other = read_trace(lengths_from, jitter=False, skip_bad_rows=skip_bad_rows, only_lengths=True)
+        other = read_trace(lengths_from, jitter=False, skip_bad_rows=source.skip_bad_rows, only_lengths=True)
         load = shaping.swap_lengths(load, other)
     assert factor is not None
-    scaled = shaping.upscale(load, factor, seed, keep=keep, spread_s=spread_s)
+    scaled = shaping.upscale(load, factor, source.seed, keep=keep, spread_s=spread_s)
     save(scaled, out, console)
     if keep == "requests" and factor > 1:
         span_s = scaled.rows[-1].arrival_s - scaled.rows[0].arrival_s
