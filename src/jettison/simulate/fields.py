@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar, cast, overload
 
-from jettison.config.values import did_you_mean, float_from, int_from, nonempty, shown, size_from, truth
+from jettison.config.values import did_you_mean, float_from, int_from, shown, size_from
 from jettison.errors import ConfigError
 
 Value = TypeVar("Value")
@@ -158,13 +158,3 @@ def word(*words: str) -> Callable[[object], str]:
         raise ValueError(f"must be {listed}, not {shown(value)}{did_you_mean(value, words)}")
 
     return parse
-
-
-def text(value: object) -> str:
-    """A text in which something stands."""
-    return nonempty(value)
-
-
-def boolean(value: object) -> bool:
-    """true or false."""
-    return truth(value)

@@ -15,12 +15,12 @@ from typing import Any
 
 from jettison.config import KEYS
 from jettison.config.rungs import overload_list
-from jettison.config.values import did_you_mean, shown
+from jettison.config.values import did_you_mean, nonempty, shown, truth
 from jettison.cost.models import SmallWeights
 from jettison.cost.profile_document import PLAIN_WEIGHTS
 from jettison.errors import ConfigError
 from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow
-from jettison.simulate.fields import Section, above, boolean, number, size, text, whole, word
+from jettison.simulate.fields import Section, above, number, size, whole, word
 from jettison.simulate.workload_spec import WorkloadSpec, parse_workload
 from jettison.workload.rows import MAX_ARRIVAL_S
 
@@ -208,7 +208,7 @@ def parse_spec(raw: object, name: str = "experiment") -> ExperimentSpec:
             raise ConfigError("settings.block_size is given as cluster.block_size, too")
         settings = MappingProxyType({**settings, "block_size": block_size})
     spec = ExperimentSpec(
-        name=top.take("name", text, name),
+        name=top.take("name", nonempty, name),
         cluster=cluster,
         workload=parse_workload(top.raw("workload"), "workload"),
         variants=_variants(top),
@@ -245,12 +245,12 @@ def _cluster(raw: object) -> tuple[ClusterSpec, object]:
     profile = section.raw("profile")
     measured = profile if isinstance(profile, Mapping) and form in ("preset", "gpu") else None
     cluster = ClusterSpec(
-        preset=section.take("preset", text, None),
-        gpu=section.take("gpu", text, None),
-        model=section.take("model", text) if form in ("gpu", "model") else section.take("model", text, None),
+        preset=section.take("preset", nonempty, None),
+        gpu=section.take("gpu", nonempty, None),
+        model=section.take("model", nonempty) if form in ("gpu", "model") else section.take("model", nonempty, None),
         gpus_per_instance=section.take("gpus_per_instance", whole(1, 4096), None),
         weights=section.take("weights", _weights, None),
-        profile="auto" if measured is not None else section.take("profile", text, "auto"),
+        profile="auto" if measured is not None else section.take("profile", nonempty, "auto"),
         measured=measured,
         description=description,
         instances=section.take("instances", whole(1, 1024), None),
@@ -283,7 +283,7 @@ def _check_form(section: Section, form: str) -> None:
 
 
 def _weights(value: object) -> SmallWeights | None:
-    name = text(value)
+    name = nonempty(value)
     return None if name in ("bf16", PLAIN_WEIGHTS) else SmallWeights.parse(name)
 
 
@@ -308,7 +308,7 @@ def _create(section: Section) -> Mapping[str, Any] | None:
         return None
     inner = Section(raw, section.at("create"))
     made: dict[str, Any] = {
-        "arch": inner.take("arch", text, "qwen3"), "layers": inner.take("layers", whole(1)),
+        "arch": inner.take("arch", nonempty, "qwen3"), "layers": inner.take("layers", whole(1)),
         "hidden": inner.take("hidden", whole(1)), "heads": inner.take("heads", whole(1)),
         "kv_heads": inner.take("kv_heads", whole(1)), "seed": inner.take("seed", whole(0), 0),
         "max_position_embeddings": inner.take("max_position_embeddings", whole(2), 1024),
@@ -327,8 +327,8 @@ def _link(section: Section, form: str) -> LinkChange:
         section.take("latency_us", number(0.0, 999_999.0), None),
         section.take("efficiency", _share, None),
         section.take("duplex_efficiency", number(0.5, 1.0), None),
-        section.take("within_node", boolean, None),
-        section.take("card_per_node", boolean, False),
+        section.take("within_node", truth, None),
+        section.take("card_per_node", truth, False),
     )
     section.close()
     return link
@@ -353,7 +353,7 @@ def _variant(raw: object, where: str) -> VariantSpec:
         raw = {"policy": raw}
     section = Section(raw, where)
     policy = section.take("policy", overload_list, DEFAULT_POLICY)
-    variant = VariantSpec(section.take("name", text, policy), policy, _settings(section.section("settings")))
+    variant = VariantSpec(section.take("name", nonempty, policy), policy, _settings(section.section("settings")))
     section.close()
     return variant
 
@@ -424,8 +424,8 @@ def _timing(section: Section) -> Timing:
 
 def _run(section: Section) -> RunSpec:
     run = RunSpec(
-        section.take("until_s", _SPAN, None), section.take("detail", boolean, None),
-        section.take("gaps", boolean, None),
+        section.take("until_s", _SPAN, None), section.take("detail", truth, None),
+        section.take("gaps", truth, None),
         section.take("observe_interval_s", number(LEAST_OBSERVE_S, MAX_ARRIVAL_S), 0.5),
     )
     section.close()
@@ -470,7 +470,7 @@ def _fault(raw: object, where: str) -> Fault:
         if fault.a == fault.b:
             raise ConfigError(f"{section.at('b')} {fault.b} is {section.at('a')}, too: a link joins two workers")
     elif kind == "crash":
-        restarts = section.take("restarts", boolean, True)
+        restarts = section.take("restarts", truth, True)
         after_s = section.take("restart_after_s", _TIME, 1.0)
         fault = Crash(at_s, section.take("worker", worker), after_s if restarts else None,
                       section.take("detect_s", _TIME, 0.01))

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from jettison.config.values import shown
+from jettison.config.values import nonempty, shown, truth
 from jettison.errors import ConfigError
-from jettison.simulate.fields import Section, above, boolean, number, text, whole, word
+from jettison.simulate.fields import Section, above, number, whole, word
 from jettison.workload.arrivals import LEAST_CV, MOST_CV, Burst
 from jettison.workload.formats import CLASSES
 from jettison.workload.lengths import Lengths, published_lengths
@@ -149,16 +149,16 @@ def parse_workload(raw: object, where: str) -> WorkloadSpec:
         raise ConfigError(f"{where} needs exactly one of {listed}, not {' and '.join(sources) or 'none'}")
     arrivals = _arrivals(section.section("arrivals")) if section.has("arrivals") else None
     spec = WorkloadSpec(
-        trace=section.take("trace", text, None),
-        builtin=section.take("builtin", text, None),
+        trace=section.take("trace", nonempty, None),
+        builtin=section.take("builtin", nonempty, None),
         arrivals=arrivals,
         servegen=_servegen(section.section("servegen")) if section.has("servegen") else None,
         rows=_rows(section) if section.has("rows") else None,
         seed=section.take("seed", whole(0), None),
-        format=section.take("format", text, None),
+        format=section.take("format", nonempty, None),
         unit=section.take("unit", word(*PER_S), None),
-        jitter=section.take("jitter", boolean, None),
-        skip_bad_rows=section.take("skip_bad_rows", boolean, False),
+        jitter=section.take("jitter", truth, None),
+        skip_bad_rows=section.take("skip_bad_rows", truth, False),
         skip=section.take("skip", whole(0), None),
         window_s=section.take("window_s", _window, None),
         slice_s=section.take("slice_s", above(0.0), None),
@@ -215,7 +215,7 @@ def _batch(section: Section) -> BatchSpec:
         section.take("num_requests", whole(1), None), section.take("max_input_tokens", whole(1, MAX_TOKENS), None),
         section.take("max_output_tokens", whole(1, MAX_TOKENS), None),
         section.take("start_s", number(0.0, MAX_ARRIVAL_S), 0.0),
-        section.take("completion_window_s", above(0.0, MAX_ARRIVAL_S), None), section.take("tenant", text, None),
+        section.take("completion_window_s", above(0.0, MAX_ARRIVAL_S), None), section.take("tenant", nonempty, None),
     )
     section.close()
     if batch.lengths.trace is not None:
@@ -232,7 +232,7 @@ def _batch(section: Section) -> BatchSpec:
 
 def _servegen(section: Section) -> ServeGenSpec:
     spec = ServeGenSpec(
-        section.take("windows", text), section.take("histograms", text, None),
+        section.take("windows", nonempty), section.take("histograms", nonempty, None),
         section.take("start_s", number(0.0), 0.0),
         section.take("duration_s", above(0.0), None), section.take("rate_scale", above(0.0), 1.0),
         section.take("every_s", above(0.0), None), section.take("part_s", above(0.0), None),
@@ -335,9 +335,9 @@ def _lengths(raw: object, where: str) -> LengthSpec:
         return _published(raw, where)
     section = Section(raw, where)
     if section.has("trace"):
-        spec = LengthSpec(trace=section.take("trace", text))
+        spec = LengthSpec(trace=section.take("trace", nonempty))
     elif section.has("name"):
-        spec = _published(section.take("name", text), where)
+        spec = _published(section.take("name", nonempty), where)
     else:
         spec = LengthSpec(
             input=_distribution(section.raw("input"), section.at("input")),
