@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -42,3 +43,18 @@ async def answers(
     await until(lambda: sum(g.num_running for g in engine.snapshot().groups) >= len(prompts) // 2)
     await then(engine)
     return await asyncio.gather(*streams)
+
+
+def drawn_prompts() -> list[list[int]]:
+    rng = random.Random(3)
+    return [[rng.randrange(256) for _ in range(rng.randint(5, 20))] for _ in range(8)]
+
+
+async def expected_answers(folder: Path) -> list[list[int]]:
+    """To the drawn prompts, of one instance on this host."""
+    alone = engine_of(folder, None, instances=1)
+    try:
+        await alone.start()
+        return await answers(alone, drawn_prompts())
+    finally:
+        await alone.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import select
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from far_keepers import ProcessPlacer
-from host_engines import answers, engine_of
+from host_engines import answers, drawn_prompts, engine_of, expected_answers
 from test_crew import CHILD, FarStage, Stage
 
 from jettison.device.model.create import create_model
@@ -176,20 +175,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("far") / "model"
     create_model(folder, arch="qwen2", layers=4, hidden=32, heads=4, kv_heads=2, max_position_embeddings=256, std=0.2)
     return folder
-
-
-def drawn_prompts() -> list[list[int]]:
-    rng = random.Random(3)
-    return [[rng.randrange(256) for _ in range(rng.randint(5, 20))] for _ in range(8)]
-
-
-async def expected_answers(folder: Path) -> list[list[int]]:
-    alone = engine_of(folder, None, instances=1)
-    try:
-        await alone.start()
-        return await answers(alone, drawn_prompts())
-    finally:
-        await alone.close()
 
 
 class Namespaces:

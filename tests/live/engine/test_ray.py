@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from host_engines import answers, engine_of
+from host_engines import answers, drawn_prompts, engine_of, expected_answers
 from ray_cluster import HAS_RAY, WHY_NOT, FixedHead, RayHead
 
 from jettison.device.model.create import create_model
@@ -45,20 +44,6 @@ def head() -> Iterator[RayHead]:
     head.close()
 
 
-def prompts() -> list[list[int]]:
-    rng = random.Random(3)
-    return [[rng.randrange(256) for _ in range(rng.randint(5, 20))] for _ in range(8)]
-
-
-async def expected_answers(folder: Path) -> list[list[int]]:
-    alone = engine_of(folder, None, instances=1)
-    try:
-        await alone.start()
-        return await answers(alone, prompts())
-    finally:
-        await alone.close()
-
-
 def placer_of(engine: Engine) -> RayPlacer:
     assert engine._crew is not None
     spawner = engine._crew._spawner
@@ -86,7 +71,7 @@ async def test_ray_is_started_for_its_user_and_ends_with_the_engine(folder: Path
             engine.orders.request_drop()
             await until(lambda: engine.snapshot().counters["drops"] == 1)
 
-        assert await answers(engine, prompts(), drop) == expected
+        assert await answers(engine, drawn_prompts(), drop) == expected
     finally:
         await engine.close()
     _, alive = psutil.wait_procs([*rays, *workers], timeout=30)
@@ -116,14 +101,14 @@ async def test_ray_s_driver_and_head_may_die_while_tokens_flow(folder: Path, hea
 
     try:
         await engine.start()
-        assert await answers(engine, prompts(), driver_dies) == expected
+        assert await answers(engine, drawn_prompts(), driver_dies) == expected
         assert all(w.alive for w in engine.core.state.workers.values()), "keepers are no children of Ray's"
-        assert await answers(engine, prompts(), keeper_dies) == expected
+        assert await answers(engine, drawn_prompts(), keeper_dies) == expected
         await until(lambda: engine.core.state.workers[1].alive)
         assert placer_of(engine).pid is not None
-        assert await answers(engine, prompts(), head_dies) == expected
+        assert await answers(engine, drawn_prompts(), head_dies) == expected
         assert all(w.alive for w in engine.core.state.workers.values())
-        assert await answers(engine, prompts()) == expected
+        assert await answers(engine, drawn_prompts()) == expected
     finally:
         await engine.close()
 
@@ -184,7 +169,7 @@ async def test_a_head_that_returns_without_what_it_knew_counts_once_what_has_liv
 
     try:
         await engine.start()
-        assert await answers(engine, prompts(), head_dies) == expected
+        assert await answers(engine, drawn_prompts(), head_dies) == expected
         assert all(w.alive for w in engine.core.state.workers.values())
         head.start()
         await until(lambda: placer_of(engine).why_none is None)
@@ -194,7 +179,7 @@ async def test_a_head_that_returns_without_what_it_knew_counts_once_what_has_liv
         await until(lambda: not engine.core.state.workers[1].alive)
         await until(lambda: engine.core.state.workers[1].alive)
         assert counted(head) == (0.0, ["CREATED"])
-        assert await answers(engine, prompts()) == expected
+        assert await answers(engine, drawn_prompts()) == expected
     finally:
         await engine.close()
         head.close()
