@@ -29,6 +29,7 @@ class Awake:
         self, cluster: ClusterState, moves: Moves, recoveries: Recoveries, sleepers: Sleepers,
         why_too_large: WhyTooLarge,
     ) -> None:
+        self._cluster = cluster
         self._moves = moves
         self._recoveries = recoveries
         self._sleepers = sleepers
