@@ -12,6 +12,9 @@ from fake_engine import FakeEngine, bytes_of
 from served import EOS, eventually
 from test_tools import OSLO, TWO, says, template
 
+from jettison.server.doors.message_input import chat_of
+from jettison.server.doors.message_tables import MessageFields
+
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 HI = [{"role": "user", "content": "hi"}]
 TOOLS = [
@@ -208,6 +211,27 @@ async def test_turns_of_one_role_that_follow_one_another_are_one(serve, tokenize
                 assert answer.status_code == 200, answer.text
                 prompts.append(prompt_of(served))
             assert prompts[0] == prompts[1]
+
+
+async def test_a_system_message_between_turns_of_the_users_leaves_one_turn_where_roles_must_alternate(
+    serve, tokenizer_of
+):
+    turns = [("user", "a"), ("system", "Be brief."), ("user", "b"), ("assistant", "c"), ("user", "d")]
+    async with serve(says("Ok."), tokenizer=tokenizer_of(template("mistral_v3"))) as served:
+        messages = [{"role": role, "content": content} for role, content in turns]
+        answer = await served.post(PATH, {"model": "fake", "max_tokens": 5, "messages": messages})
+        assert answer.status_code == 200, answer.text
+        assert prompt_of(served).endswith("[INST] a\nb[/INST] c[INST] Be brief.\n\nd[/INST]")
+
+
+def test_many_turns_of_one_role_are_one():
+    """Each is added to what is there: a copy for each would hold the server's loop for many seconds."""
+    number = 50_000
+    messages = [{"role": role, "content": "a"} for role in ("user", "assistant") for _ in range(number)]
+    fields = MessageFields(model="fake", max_tokens=5, messages=[*messages, *HI])
+    first, second, last = chat_of(fields, knows_thinking=False)["messages"]
+    assert first == {"role": "user", "content": [{"type": "text", "text": "a"}] * number}
+    assert second == {"role": "assistant", "content": "a" * number} and last == HI[0]
 
 
 async def test_which_calls_may_be_made(serve, tokenizer_of):

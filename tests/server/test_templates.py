@@ -318,6 +318,28 @@ def test_system_messages_are_merged_only_where_the_template_needs_it():
     assert prompt(PARTS, *talk[:3]) == "system:a;system:bc;user:Hello?;"
 
 
+ALTERNATING = (
+    "{% for m in messages if m.role != 'system' %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate.') }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [FRONT, FIRST])
+@pytest.mark.parametrize("source_of", [str, lambda source: source.replace("m.content", "(m.content | trim)")])
+def test_turns_of_the_users_that_a_system_message_parted_are_one_where_roles_must_alternate(source, source_of):
+    talk = [says("system", "a"), USER, says("system", "b"), says("developer", "c"), says("user", text("d", "e"))]
+    answered = [*talk, says("assistant", "f"), says("user", "g")]
+    rest = "user:Hello?\nd\ne;assistant:f;user:g;" if source is FRONT else "user:Hello?\nd\ne|assistant:f|user:g"
+    told = prompt(source_of(ALTERNATING + source), *answered)
+    assert told == ("system:a\n\nb\n\nc;" if source is FRONT else "a\n\nb\n\nc|") + rest
+    parts = ALTERNATING + PARTS.replace("{{ m.role }}", "{% if m.role == 'system' and not loop.first %}"
+                                        "{{ raise_exception('at the front!') }}{% endif %}{{ m.role }}")
+    assert prompt(parts, *talk) == "system:a\n\nb\n\nc;user:Hello?de;"
+    for refused in ([USER, USER], [*talk, says("assistant", "f"), says("assistant", "g")], [*talk, USER]):
+        with pytest.raises(TemplateError, match=r"Roles must alternate\."):
+            prompt(ALTERNATING + source, *refused)
+
+
 @pytest.mark.parametrize(("source", "role"), [
     (PLAIN, "system"), (PLAIN + "{# 'developer' #}", "system"),
     (PLAIN + "{% if x == 'developer' %}{% endif %}", "developer"),

@@ -17,15 +17,7 @@ import msgspec
 from jettison.config import TemplateConfig
 from jettison.config.sections import ContentFormat
 from jettison.errors import ModelError
-from jettison.server.conversation import (
-    Message,
-    bad_arguments,
-    fitted,
-    is_scattered,
-    merged,
-    needs_merging,
-    with_tools,
-)
+from jettison.server.conversation import Message, bad_arguments, fitted, forms_of, with_tools
 from jettison.server.template_files import DEFAULT, WITH_TOOLS, told_template
 from jettison.server.template_traits import Form, Traits, find_traits
 from jettison.server.templates import ChatTemplate, TemplateError
@@ -175,18 +167,14 @@ class ChatRenderer:
         """The prompt's text. Raises TemplateError. Safe to call from several threads."""
         tried = self._tried(request)
         messages = with_tools(fitted(request.messages, tried.traits), request.tools, tried.traits)
-        if needs_merging(messages, tried.traits):
-            return self._render(tried, merged(messages, tried.traits), request)
-        try:
-            return self._render(tried, messages, request)
-        except TemplateError:
-            if not is_scattered(messages):
-                raise
-            try:  # the template may require the system message at the front, at least in this conversation
-                return self._render(tried, merged(messages, tried.traits), request)
-            except TemplateError:
-                pass
-            raise
+        refused: TemplateError | None = None
+        for form in forms_of(messages, tried.traits):  # what a template refuses may depend on the conversation
+            try:
+                return self._render(tried, form, request)
+            except TemplateError as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
 
     def _load(self, name: str, tools: Sequence[Mapping[str, Any]] | None) -> _Tried | None:
         if name not in self._sources:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -136,7 +136,7 @@ def _tool_calls(calls: object, path: str) -> list[dict[str, Any]]:
 
 
 def fitted(messages: Sequence[Message], traits: Traits) -> list[Message]:
-    """The messages as a template with these traits takes them; system messages not merged (``merged`` does that)."""
+    """The messages as a template with these traits takes them; ``forms_of`` then moves system messages."""
     return [_fitted(message, traits) for message in messages]
 
 
@@ -225,29 +225,58 @@ def bad_arguments(messages: Sequence[Message]) -> str | None:
     return None
 
 
-def needs_merging(messages: Sequence[Message], traits: Traits) -> bool:
-    """Whether there are system messages in places where the template drops them."""
-    places = _leader_places(messages)
-    if traits.systems == "anywhere" or places in ([], [0]):
-        return False
-    return not (traits.systems == "leading" and places == list(range(len(places))))
+def forms_of(messages: Sequence[Message], traits: Traits) -> Iterator[list[Message]]:
+    """The messages in the forms that a template with these traits may take, the best first: as they are, unless it
+    drops system messages where these are; else with one at the front; else with the turns of the user's that these
+    parted as one, too, as a template wants that refuses roles which do not alternate."""
+    places = [at for at, message in enumerate(messages) if message["role"] in _LEADERS]
+    if traits.systems == "anywhere" or places in ([], [0]) or (
+        traits.systems == "leading" and places == list(range(len(places)))
+    ):
+        yield list(messages)
+    if places in ([], [0]):
+        return
+    yield _merged(messages, traits)
+    turns = _in_turns(messages)
+    if len(turns) < len(messages) - len(places):
+        yield _merged([*(messages[at] for at in places), *turns], traits)
 
 
-def is_scattered(messages: Sequence[Message]) -> bool:
-    """Whether there is more than one system message, or one that is not at the front."""
-    return _leader_places(messages) not in ([], [0])
-
-
-def _leader_places(messages: Sequence[Message]) -> list[int]:
-    return [at for at, message in enumerate(messages) if message["role"] in _LEADERS]
-
-
-def merged(messages: Sequence[Message], traits: Traits) -> list[Message]:
+def _merged(messages: Sequence[Message], traits: Traits) -> list[Message]:
     """All system messages in one, at the front, each below the one before."""
     leaders = [message for message in messages if message["role"] in _LEADERS]
-    if not leaders:
-        return list(messages)
     texts = [text for leader in leaders if (text := text_of(leader.get("content") or ""))]
     form = traits.form_of("system")
     first = leaders[0] | {"content": content_of("\n\n".join(texts), form)}
     return [first, *(message for message in messages if message["role"] not in _LEADERS)]
+
+
+def _in_turns(messages: Sequence[Message]) -> list[Message]:
+    """Without the system messages, and with turns of the user's that only these parted, and that differ in nothing but
+    their content, as one."""
+    turns: list[list[Message]] = []
+    is_parted = False
+    for message in messages:
+        if message["role"] in _LEADERS:
+            is_parted = True
+            continue
+        if is_parted and message["role"] == "user" and turns and _beside(turns[-1][-1]) == _beside(message):
+            turns[-1].append(message)
+        else:
+            turns.append([message])
+        is_parted = False
+    return [turn[0] | {"content": _joined([each["content"] for each in turn])} if len(turn) > 1 else turn[0]
+            for turn in turns]  # fmt: skip
+
+
+def _beside(message: Message) -> Message:
+    return message | {"content": None}
+
+
+def _joined(contents: Sequence[str | list[dict[str, Any]]]) -> str | list[dict[str, Any]]:
+    """The contents, one below the other."""
+    texts = [content for content in contents if isinstance(content, str)]
+    if len(texts) == len(contents):
+        return "\n".join(texts)
+    return [part for content in contents
+            for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content)]  # fmt: skip
