@@ -25,6 +25,7 @@ _BILLING = "x-anthropic-billing-header:"
 """Begins a system block that Claude Code sends for Anthropic's books, other in each request: a prompt that began with
 it would share no prefix with the one before."""
 _NO_MEDIA = "only text is read here"
+_PIECES = ("content", "reasoning_content", "tool_calls")
 _TIERS = {"auto": "auto", "standard_only": "default"}
 
 
@@ -112,7 +113,8 @@ def _messages(messages: list[Chat] | None) -> list[Chat]:
         if role not in ("user", "assistant", "system"):
             raise bad_request(f"{path}.role must be user, assistant or system.", f"{path}.role")
         if isinstance(content, str):
-            _add(made, {"role": role, "content": content})
+            said = [{"type": "text", "text": content}]
+            _add(made, _assistant(said, path) if role == "assistant" else {"role": role, "content": content})
         elif not isinstance(content, list):
             raise wrong_type(f"{path}.content", "a string or a list of blocks")
         elif role == "user":
@@ -122,21 +124,30 @@ def _messages(messages: list[Chat] | None) -> list[Chat]:
             made.append({"role": role, "content": "\n\n".join(_texts(content, f"{path}.content"))})
         else:
             _add(made, _assistant(content, f"{path}.content"))
-    return made
+    return [_whole(turn) for turn in made]
 
 
 def _add(made: list[Chat], turn: Chat) -> None:
     """Turns of a user's, or of an assistant's, that follow one another are one, as at Anthropic: many templates want
-    the roles to alternate."""
+    the roles to alternate. Lists grow in place: a client may send very many turns."""
     role, last = turn["role"], made[-1] if made else {}
     if last.get("role") != role or role not in ("user", "assistant"):
         made.append(turn)
     elif role == "user":
-        last["content"] = [*_parts(last["content"]), *_parts(turn["content"])]
+        last["content"] = _parts(last["content"])
+        last["content"] += _parts(turn["content"])
     else:
-        for name in ("content", "reasoning_content", "tool_calls"):
-            if name in turn:
-                last[name] = last[name] + turn[name] if name in last else turn[name]
+        for name in _PIECES:
+            last[name] += turn[name]
+
+
+def _whole(turn: Chat) -> Chat:
+    """A turn with the texts of an assistant's, and without what it has not."""
+    if turn["role"] != "assistant":
+        return turn
+    thoughts = {"reasoning_content": "".join(turn["reasoning_content"])} if turn["reasoning_content"] else {}
+    calls = {"tool_calls": turn["tool_calls"]} if turn["tool_calls"] else {}
+    return {"role": "assistant", "content": "".join(turn["content"])} | thoughts | calls
 
 
 def _parts(content: str | list[Chat]) -> list[Chat]:
@@ -168,6 +179,7 @@ def _user(blocks: list[Any], path: str) -> list[Chat]:
 
 
 def _assistant(blocks: list[Any], path: str) -> Chat:
+    """A turn whose fields are lists of their pieces."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[Chat] = []
@@ -187,10 +199,7 @@ def _assistant(blocks: list[Any], path: str) -> Chat:
                 "id": checked_text(block.get("id"), f"{where}.id"), "type": "function", "function": function})
         elif kind != "redacted_thinking":  # which no model here can read
             raise unsupported(f"{where}.type", kind, "an assistant's blocks are text, thinking and tool_use")
-    message: Chat = {"role": "assistant", "content": "".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
-    return message | ({"tool_calls": calls} if calls else {})
+    return {"role": "assistant", "content": texts, "reasoning_content": thoughts, "tool_calls": calls}
 
 
 def _tool(tool: Chat, path: str) -> Chat:
