@@ -13,6 +13,7 @@ from fake_engine import FakeEngine, bytes_of
 from served import EOS, eventually
 from test_tools import OSLO, TWO, WEATHER, says, template
 
+from jettison.server.doors.response_input import MAX_ITEMS
 from jettison.server.doors.response_store import ResponseStore, StoredResponse
 
 PATH = "/v1/responses"
@@ -294,6 +295,52 @@ async def test_items_of_earlier_responses_are_referred_to_by_their_ids(serve, to
         kept = await client.responses.input_items.list(again.id, order="asc")
         assert [item.type for item in kept.data] == [
             "message", "reasoning", "message", "function_call", "function_call_output"]
+
+
+async def test_a_call_that_was_cut_is_referred_to_as_it_is_gone_on_from(serve, tokenizer_of):
+    """Vercel's AI SDK sends a reference to the call, and an output that tells the failure."""
+    said = hermes([("get_weather", {"city": "x" * 600})])
+    async with serve(says(said), tokenizer=tokenizer_of(STRICT)) as served:
+        client, engine = served.openai(), served.state.engine
+        cut = await client.responses.create(
+            model="fake", input="Weather?", tools=FLAT, max_output_tokens=len(said) - 100)
+        call = cut.output[-1]
+        user, broken = {"role": "user", "content": "Weather?"}, {"type": "item_reference", "id": call.id}
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "Broken."}
+        prompts = []
+        for fields in (
+            {"input": [user, broken, output]}, {"input": [output], "previous_response_id": cut.id},
+            {"input": [user, broken, user]}, {"input": [user], "previous_response_id": cut.id},
+        ):  # fmt: skip
+            await client.responses.create(model="fake", **fields)
+            prompts.append(engine.accepted[-1].prompt_token_ids)
+        assert prompts[0] == prompts[1] != prompts[2] == prompts[3]
+
+
+async def test_items_are_counted_before_they_are_looked_for(serve, monkeypatch):
+    async with serve(says("Yes.")) as served:
+        looked_for = []
+        monkeypatch.setattr(type(served.state.responses), "get", lambda *asked: looked_for.append(asked))
+        items = [{"type": "item_reference", "id": f"msg_{at:032x}0000"} for at in range(MAX_ITEMS + 1)]
+        answer = await served.post(PATH, {"model": "fake", "input": items})
+    assert (answer.status_code, answer.json()["error"]["param"], looked_for) == (400, "input", [])
+
+
+async def test_pages_end_whatever_the_ids_that_a_client_gave(serve):
+    ids = ["x", "x", None, "item_5", 7, "item_5"]
+    items = [{"role": "user", "content": f"{at}", "id": each} for at, each in enumerate(ids)]
+    async with serve(says("Yes.")) as served:
+        answer = (await served.post(PATH, {"model": "fake", "input": items})).json()
+        told, after = [], ""
+        while len(told) <= len(items):
+            url = f"{served.url}{PATH}/{answer['id']}/input_items?order=asc&limit=1&after={after}"
+            page = (await served.http.get(url)).json()
+            told += page["data"]
+            after = page["last_id"]
+            if not page["has_more"]:
+                break
+    assert [item["content"] for item in told] == [item["content"] for item in items]
+    assert (told[0]["id"], told[3]["id"]) == ("x", "item_5")
 
 
 async def test_input_items_come_in_pages(serve):

@@ -12,7 +12,7 @@ from jettison.server.conversation import bad_arguments
 from jettison.server.doors.response_tables import SAMPLED, ResponseFields
 from jettison.server.doors.response_tools import Names, chat_call, chat_choice, chat_tools
 from jettison.server.doors.wire import checked_object, checked_text, kind_of, unsupported, wrong_type
-from jettison.server.errors import bad_request
+from jettison.server.errors import ApiError, bad_request
 from jettison.server.json_out import encode
 
 Chat = dict[str, Any]
@@ -40,7 +40,13 @@ def items_of(raw: object) -> list[Item]:
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": raw}]}]
     if not isinstance(raw, list):
         raise wrong_type("input", "a string or a list of items")
+    if len(raw) > MAX_ITEMS:
+        raise _too_many()
     return [checked_object(item, f"input[{at}]") for at, item in enumerate(raw)]
+
+
+def _too_many() -> ApiError:
+    return bad_request(f"input may have at most {MAX_ITEMS} items, those of previous responses counted.", "input")
 
 
 def refers(item: Item) -> bool:
@@ -49,23 +55,27 @@ def refers(item: Item) -> bool:
     return kind == "item_reference" or (kind is None and "id" in item and item.keys() <= {"id", "type"})
 
 
-def mended(before: list[Item], items: list[Item]) -> list[Item]:
-    """The items of previous responses, so that a template can write them: most refuse a call whose arguments are no
-    object, as those of an answer that was cut are. Such a call is left out, unless the client sends an output of it:
-    then its arguments are kept as a text. A turn that was only this call is kept as an empty message, as many templates
-    want the roles to alternate. ``items``: those of the request, unchecked."""
+def mended(before: list[Item], items: list[Item], referred: list[bool]) -> tuple[list[Item], list[Item]]:
+    """The items of previous responses and those of the request, so that a template can write them: most refuse a call
+    whose arguments are no object, as those of an answer that was cut are. Such a call is left out, unless the client
+    sends an output of it: then its arguments are kept as a text. A turn that was only this call is kept as an empty
+    message, as many templates want the roles to alternate. ``referred``: which of the request's items are of an earlier
+    response; the others are the client's own, unchecked, and stay."""
     answered = {call_id for item in (*before, *items)
                 if item.get("type") in _OUTPUTS and isinstance(call_id := item.get("call_id"), str)}  # fmt: skip
     kept: list[Item] = []
-    for item in before:
-        if not _is_broken(item):
-            kept.append(item)
-        elif item["call_id"] in answered:
-            kept.append(item if "input" in item else item | {
-                "arguments": encode({"unread_arguments": item["arguments"]}).decode()})
-        elif not kept or kept[-1].get("role", "assistant") != "assistant" or kept[-1].get("type") in _OUTPUTS:
-            kept.append({"type": "message", "role": "assistant", "content": []})
-    return kept
+    starts: list[int] = []
+    for row, ours in (before, [True] * len(before)), (items, referred):
+        starts.append(len(kept))
+        for item, is_ours in zip(row, ours, strict=True):
+            if not is_ours or not _is_broken(item):
+                kept.append(item)
+            elif item["call_id"] in answered:
+                kept.append(item if "input" in item else item | {
+                    "arguments": encode({"unread_arguments": item["arguments"]}).decode()})
+            elif not kept or kept[-1].get("role", "assistant") != "assistant" or kept[-1].get("type") in _OUTPUTS:
+                kept.append({"type": "message", "role": "assistant", "content": []})
+    return kept[: starts[1]], kept[starts[1] :]
 
 
 def _is_broken(item: Item) -> bool:
@@ -82,7 +92,7 @@ def chat_of(
     if _INCLUDABLE_LOGPROBS in (fields.include or ()):
         raise unsupported("include", _INCLUDABLE_LOGPROBS, "logprobs are told by /v1/chat/completions")
     if len(before) + len(items) > MAX_ITEMS:
-        raise bad_request(f"input may have at most {MAX_ITEMS} items, those of previous responses counted.", "input")
+        raise _too_many()
     messages = [*([{"role": "system", "content": fields.instructions}] if fields.instructions else []),
                 *messages_of(before, "previous_response_id"), *messages_of(items, "input")]  # fmt: skip
     if not messages:

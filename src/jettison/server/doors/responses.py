@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -47,8 +48,9 @@ class ResponsesEndpoint(ChatEndpoint):
         model = self.state.check_model(fields.model)
         _check_metadata(fields.metadata)
         before = await self._before(tenant, fields.previous_response_id)
-        items = await self._with_referred(tenant, items_of(fields.input))
-        before = mended(before, items)
+        sent = items_of(fields.input)
+        items = await self._with_referred(tenant, sent)
+        before, items = mended(before, items, [refers(item) for item in sent])
         chat, names = chat_of(fields, document, before, items)
         try:
             plan, prompts, _ = await self.prepare(chat)
@@ -134,14 +136,14 @@ class ResponsesEndpoint(ChatEndpoint):
         limit = limit_of(request, MAX_ITEMS, MAX_PAGE if "limit" in request.query_params else MAX_ITEMS)
         newest_first, after = is_newest_first(request), request.query_params.get("after")
         stored = await self._stored(self._tenant(request), request.path_params["response_id"])
-        items = [{"id": f"item_{at}", "type": "message"} | item for at, item in enumerate(stored.read_input())]
+        items = _named(stored.read_input())
         if newest_first:
             items.reverse()
         if after:
-            ids = [encode(item["id"]) for item in items]
-            if encode(after) not in ids:
+            ids = [item["id"] for item in items]
+            if after not in ids:
                 raise ApiError(404, f"There is no item {after[:100]!r}.", param="after", code="not_found")
-            items = items[ids.index(encode(after)) + 1 :]
+            items = items[ids.index(after) + 1 :]
         return _json(page_of(items, limit))
 
     async def delete(self, request: Request) -> Response:
@@ -170,6 +172,20 @@ class ResponsesEndpoint(ChatEndpoint):
 
 def _json(document: dict[str, Any]) -> Response:
     return Response(encode(document), media_type="application/json")
+
+
+def _named(items: Items) -> Items:
+    """Items that went in, with values that are JSON, each with an id that no other has: a page begins behind an id, and
+    a client may have sent any."""
+    named: dict[str, dict[str, Any]] = {}
+    for at, item in enumerate(items):
+        item_id = msgspec.json.decode(item["id"]) if "id" in item else None
+        if not isinstance(item_id, str):
+            item_id = f"item_{at}"
+        while item_id in named:
+            item_id += f"_{at}"
+        named[item_id] = {"type": "message"} | item | {"id": item_id}
+    return list(named.values())
 
 
 def _check_metadata(metadata: dict[str, Any] | None) -> None:
