@@ -2,10 +2,10 @@
 
     [ a byte for each shard: 1 when it is complete | shards, each from the start of a system page on ]
 
-The last worker that gives up its parameters writes them here first; a worker that wakes reads them. The file is never
-mapped, so it counts for no worker's resident set, and it is outside every budget of pages. The mark of a shard is set
-when its last byte is written. The caller compares the digest of a read shard with the served weights, so that no others
-are used.
+Workers that are to sleep at level 1 write here what is missing, and share that work; a worker that wakes reads it. The
+file is never mapped, so it counts for no worker's resident set, and it is outside every budget of pages. The mark of a
+shard is set when its last byte is written. The caller compares the digest of a read shard with the served weights, so
+that no others are used.
 """
 
 from __future__ import annotations
