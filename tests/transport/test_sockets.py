@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import socket
 import threading
 
@@ -13,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from link_helpers import SECRET, proven
 
+from descriptors import no_descriptor_left
 from jettison.errors import LinkDownError
 from jettison.transport.handshake import Handshake, HandshakeError, Identity, Purpose
 from jettison.transport.sockets import Acceptor, connect, listening_socket, parse_address
@@ -135,18 +134,6 @@ def test_a_silent_or_rude_client_does_not_hold_up_another(folder):
     for sock in (silent, rude, result[0][0]):
         sock.close()
     acceptor.close()
-
-
-@contextlib.contextmanager
-def no_descriptor_left():
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    first_free = os.dup(0)
-    os.close(first_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_without_a_descriptor_connections_wait_or_take_the_place_of_one_that_is_not_proven(folder):

@@ -175,6 +175,8 @@ class Acceptor:
         self._purpose = purpose
         self._pending: list[_Pending] = []
         self._epochs: dict[int, int] = {}
+        self.lacks_descriptor = False
+        """A connection waits until this process has a descriptor for it: the listening one stays readable."""
 
     def filenos(self) -> list[int]:
         """Descriptors to watch for readability: the listening one first."""
@@ -216,9 +218,11 @@ class Acceptor:
                 sock, _ = self._sock.accept()
             except OSError as error:
                 # Without a descriptor it fails also where none is there.
-                if error.errno in _NO_DESCRIPTOR and self._pending and _is_readable(self._sock):
+                lacks_descriptor = error.errno in _NO_DESCRIPTOR and _is_readable(self._sock)
+                if lacks_descriptor and self._pending:
                     self._pending.pop(0).sock.close()
                     continue
+                self.lacks_descriptor = lacks_descriptor
                 return  # none is there, or the one that came has failed already, or it waits for a descriptor
             sock.setblocking(False)
             try:

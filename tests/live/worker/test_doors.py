@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 import socket
 import tempfile
 from itertools import permutations
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from worker_fakes import FakeDevice, fresh_bytes
 
+from descriptors import no_descriptor_left
 from jettison.core import ports
 from jettison.live.wire import messages as m
 from jettison.live.worker.activations import OutgoingActivation
@@ -25,6 +27,7 @@ from jettison.transport.sockets import listening_socket
 from jettison.transport.tcp import TcpLink
 from jettison.transport.tls import Credentials
 from jettison.types import LayerRange
+from waiting import PATIENCE_S
 
 SECRET = b"s" * 32
 
@@ -102,6 +105,29 @@ def test_a_link_is_opened_by_its_first_use_as_the_pair_s_hosts_ask(hosts, coordi
         workers.turns(lambda: workers.peers[0].inbox.ready(5))
         assert [type(peers.links[1 - i]) for i, peers in enumerate(workers.peers)] == [kind, kind]
         assert not any(peers.serve() for peers in workers.peers) and workers.lost == [[], []]
+
+
+def is_ready(doors, wait_s=0.0):
+    poll = select.poll()
+    poll.register(doors.fileno(), select.POLLIN)
+    return bool(poll.poll(1e3 * wait_s))
+
+
+def test_a_connection_that_waits_for_a_descriptor_is_looked_at_now_and_then_and_not_all_the_time(tmp_path):
+    tmp_path.chmod(0o700)
+    own = Credentials(SECRET, Identity(0, 0))
+    sock = listening_socket(f"unix:{tmp_path}/0", seqpacket=True)
+    doors = Doors([sock], own, bulk_bytes=1 << 16, coordinate=True, bytes_per_s=None)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        caller.connect(f"{tmp_path}/0")
+        with no_descriptor_left():
+            for _ in range(2):
+                assert is_ready(doors, PATIENCE_S) and not doors.accept(lambda _: True)
+                assert not is_ready(doors), "the worker would turn without end"
+        assert is_ready(doors, PATIENCE_S) and not doors.accept(lambda _: True) and doors.is_opening
+        assert not is_ready(doors)
+    assert is_ready(doors, PATIENCE_S), "the caller has gone"
+    doors.close()
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab"])

@@ -18,7 +18,7 @@ from jettison.live.wire.messages import PeerAddress
 from jettison.transport.dialling import DialledLink
 from jettison.transport.handshake import Identity, Purpose
 from jettison.transport.link import Link
-from jettison.transport.pacing import Pacer
+from jettison.transport.pacing import Alarm, Pacer
 from jettison.transport.shm import Pin, ShmLink, SlotGeometry
 from jettison.transport.sockets import Acceptor
 from jettison.transport.tcp import Connection, TcpLink
@@ -31,6 +31,8 @@ PATIENCE_S = 300.0
 """For how long a connecting peer may say nothing. It serves no link while it computes: as long as a step may take
 (``worker_step_timeout``'s default)."""
 _ACTIVATION_BYTES = SlotGeometry().activation_bytes
+RETRY_NS = 200_000_000
+"""Until a connection for which there was no descriptor is looked at again."""
 
 
 class Doors:
@@ -61,6 +63,8 @@ class Doors:
         self._halves: dict[tuple[Identity, Purpose], Connection] = {}
         """Accepted connections whose other half has not come."""
         self._epoll = select.epoll()
+        self._retry = Alarm()
+        self._epoll.register(self._retry.fd, select.EPOLLIN)
         self._watch()
 
     wants_write = False
@@ -114,7 +118,9 @@ class Doors:
         for half in self._halves.values():
             half.sock.close()
         self._halves.clear()
-        self._epoll.close()
+        if not self._epoll.closed:
+            self._epoll.close()
+            self._retry.close()
 
     def _matched(self, half: Connection) -> list[Connection]:
         """All connections of a link, if this is the last one of them; else it is kept until the other one comes."""
@@ -149,11 +155,14 @@ class Doors:
     def _watch(self) -> None:
         """Bring the epoll set up to date; closed descriptors have left it by themselves."""
         for acceptor in self._acceptors:
-            for fd in acceptor.filenos():
-                try:
+            fds = acceptor.filenos()
+            if acceptor.lacks_descriptor:
+                with contextlib.suppress(FileNotFoundError):
+                    self._epoll.unregister(fds.pop(0))
+            for fd in fds:
+                with contextlib.suppress(FileExistsError):
                     self._epoll.register(fd, select.EPOLLIN)
-                except FileExistsError:
-                    continue
+        self._retry.set(RETRY_NS if any(acceptor.lacks_descriptor for acceptor in self._acceptors) else 0)
 
 
 def _is_hung_up(sock: Wire) -> bool:

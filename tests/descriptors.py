@@ -1,0 +1,20 @@
+"""A process that has no descriptor left for another file or connection."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first_free = os.dup(0)
+    os.close(first_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
