@@ -27,6 +27,8 @@ from jettison.server.parent.rules import MOST_RESTARTS
 pytestmark = pytest.mark.live
 
 LENGTH = 300
+LONG = 2000
+"""Of an answer that must not end before its controller."""
 NUM_STREAMS = 12
 PRECISION = {"dtype": "float64"}
 """In which tokens are the same whatever is computed again, and beside what."""
@@ -278,10 +280,10 @@ def test_a_batch_goes_on_and_ends_each_line_once(serving, memory_for, tmp_path):
 
 
 async def test_without_a_time_for_orphans_all_ends_with_the_controller(serving, memory_for):
-    with serving(memory=memory_for(96), api_servers=1, orphan_timeout=0) as served:
+    with serving(memory=memory_for(400), api_servers=1, orphan_timeout=0) as served:
         pids = served.pids()
         async with served.async_client() as client:
-            stream = await client.completions.create(**body(0, stream=True))
+            stream = await client.completions.create(**body(0, stream=True, max_tokens=LONG))
             await anext(aiter(stream))
             kill(served)
             with pytest.raises((openai.APIError, httpx.TransportError)):
