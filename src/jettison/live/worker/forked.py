@@ -112,10 +112,13 @@ class ForkServer:
         return min(nexts_s, default=None)
 
     def _open_line(self) -> bool:
-        """Accept a keeper's line; False where the parent has closed the door."""
+        """Accept a keeper's line; False where the parent has closed the door. Where no descriptor is free, the kernel
+        closes the line, and its keeper sees that."""
         word, fds, _, _ = socket.recv_fds(self._door, 16, 1)
         if not word:
             return False
+        if not fds:
+            return True
         line = socket.socket(fileno=fds[0])
         line.setblocking(False)
         self._lines[fds[0]] = line
