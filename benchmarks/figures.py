@@ -267,6 +267,7 @@ def _overload_trained(document: Document) -> str:
 
 
 @block("ray_hosts")
+@block("ray_hosts_starved")
 def _ray_hosts(document: Document) -> str:
     keys = ("scene", "arrivals", "requests", "unanswered", "answers", "differ", "drops_total", "restores_total",
             "migrations_total", "worker_losses_total", "lost_after_s", "told_after_s", "away_s")  # fmt: skip

@@ -80,6 +80,12 @@ def load_of(args: Namespace) -> Workload:
                                      input_factor=0.03), MOST_TOKENS)  # fmt: skip
 
 
+def arrivals_of(args: Namespace) -> str:
+    """In words."""
+    name = "waves" if args.trace is None else args.trace.stem
+    return f"{name}, {args.rate:g} a second for {args.seconds:g} s{', one core taken' if args.starve else ''}"
+
+
 # --- the cluster
 
 
@@ -345,7 +351,7 @@ def one(name: str, folder: Path, load: Workload, lines: bytes, right: dict, args
         problems.append(f"{differ} of {len(right)} answers are missing or have other letters")
     if name in ("calm", "head") and counts["worker_losses_total"]:
         problems.append(f"{counts['worker_losses_total']:g} workers counted as lost")
-    return {"scene": name, **row, "answers": len(right), "differ": differ, **scene.told, **counts, "problems": problems}
+    return {"scene": name, "arrivals": arrivals_of(args), **row, "answers": len(right), "differ": differ, **scene.told, **counts, "problems": problems}
 
 
 def main() -> int:
