@@ -351,7 +351,8 @@ def one(name: str, folder: Path, load: Workload, lines: bytes, right: dict, args
         problems.append(f"{differ} of {len(right)} answers are missing or have other letters")
     if name in ("calm", "head") and counts["worker_losses_total"]:
         problems.append(f"{counts['worker_losses_total']:g} workers counted as lost")
-    return {"scene": name, "arrivals": arrivals_of(args), **row, "answers": len(right), "differ": differ, **scene.told, **counts, "problems": problems}
+    return {"scene": name, "arrivals": arrivals_of(args), **row, "answers": len(right), "differ": differ,
+            **scene.told, **counts, "problems": problems}  # fmt: skip
 
 
 def main() -> int:
