@@ -24,6 +24,11 @@
 
 from __future__ import annotations
 
+import errno
+
+OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+"""Numbers of an OSError where no file descriptor is left, to this process or to the machine."""
+
 
 class JettisonError(Exception):
     """Root of everything this package raises on purpose."""

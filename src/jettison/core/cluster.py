@@ -281,8 +281,7 @@ class ClusterCore:
                 actions = self.dispatcher.rebalance(now_ns) + self._awake.for_outgrown(now_ns)
                 actions += self._climb(Moment.TICK, now_ns)
                 actions += reconsider(self.state, self.migrations, now_ns)
-                actions += self._filling.look(now_ns)
-                return [*actions, *self._standing.look(now_ns)]
+                return [*actions, *self._filling.look(now_ns), *self._standing.look(now_ns)]
             case _:
                 return self.state.book.answer(event, now_ns)
 

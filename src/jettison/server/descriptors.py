@@ -6,11 +6,11 @@ fail to open: a worker's new channel, the time line, a recorded trace.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import resource
 
+from jettison.errors import OUT_OF_DESCRIPTORS
 from jettison.server.quiet_log import Seldom
 
 logger = logging.getLogger(__name__)
@@ -22,8 +22,6 @@ RESERVED = 80
 RESERVED_PER_INSTANCE = 16
 """Descriptors of one instance besides clients' connections: logs, libraries, listeners, 16 probes; a worker's channel,
 links and restart."""
-
-OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 def raise_descriptor_limit(wanted: int) -> int:

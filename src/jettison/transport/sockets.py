@@ -6,7 +6,6 @@ Addresses are ``unix:<path>`` (one machine) or ``tcp:<host>:<port>``. A Unix soc
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import socket
@@ -16,13 +15,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jettison.errors import LinkDownError
+from jettison.errors import OUT_OF_DESCRIPTORS, LinkDownError
 from jettison.transport.handshake import HANDSHAKE_TIMEOUT_S, Handshake, HandshakeError, Identity, Purpose
 from jettison.transport.tls import TlsContexts, Wire, check_name
 
 _MAX_PENDING = 256
 """Connections that wait to be proven: two of every peer, and strangers."""
-_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _IDLE_S = 60
 """Of a quiet connection, until the kernel asks whether the other end is there, and between two such questions."""
 _GONE_S = 330
@@ -218,7 +216,7 @@ class Acceptor:
                 sock, _ = self._sock.accept()
             except OSError as error:
                 # Without a descriptor it fails also where none is there.
-                lacks_descriptor = error.errno in _NO_DESCRIPTOR and _is_readable(self._sock)
+                lacks_descriptor = error.errno in OUT_OF_DESCRIPTORS and _is_readable(self._sock)
                 if lacks_descriptor and self._pending:
                     self._pending.pop(0).sock.close()
                     continue

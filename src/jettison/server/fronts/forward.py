@@ -14,7 +14,7 @@ from contextlib import suppress
 import h11
 from starlette.types import Receive, Scope, Send
 
-from jettison.server.descriptors import OUT_OF_DESCRIPTORS
+from jettison.errors import OUT_OF_DESCRIPTORS
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, retry_headers
 from jettison.server.gate import label_headers, label_of
 from jettison.server.paths import plain_path
