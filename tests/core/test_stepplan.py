@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from test_group import Bench
 
 from jettison.core.ports import RunStep
@@ -92,3 +94,46 @@ def test_decodes_under_pressure_preempt_as_they_do_without_lookahead() -> None:
         outputs.append([s.tokens for s in states])
     assert outputs[0] == outputs[1]
     assert all(len(tokens) == 15 for tokens in outputs[0])
+
+
+def step_both_ways(bench: Bench) -> bool:
+    """A step, which is planned both ways first. Returns whether the short way had a plan."""
+    planner = bench.group.planner
+    short = planner._decodes()
+    if short is not None:
+        assert short == planner._planned()(planner.view(), planner.limits())
+    bench.step()
+    return short is not None
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(6, 14), st.booleans(), st.integers(2, 6), st.integers(3, 16),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(1, 18), st.integers(2, 12)), min_size=3, max_size=9),
+)
+@example(14, True, 6, 3, [(0, 1, 12)] * 6)
+def test_decodes_alone_are_planned_as_with_a_row_for_each(
+    num_blocks: int, prefill_first: bool, max_num_seqs: int, num_tokens: int, requests: list[tuple[int, int, int]]
+) -> None:
+    """Whatever waits, lacks blocks or is preempted meanwhile."""
+    bench = Bench(
+        num_blocks, prefill_first=prefill_first, max_num_seqs=max_num_seqs, max_num_batched_tokens=num_tokens)
+    states = []
+    for number, (num_steps, num_prompt, num_output) in enumerate(requests):
+        for _ in range(num_steps):
+            step_both_ways(bench)
+        states.append(bench.ask(f"r{number}", num_prompt, max_tokens=min(num_output, 4 * num_blocks - num_prompt)))
+    for _ in range(400):
+        if not bench.group.queues.running and not bench.group.queues.has_waiting:
+            break
+        step_both_ways(bench)
+    assert all(state.num_output > 0 for state in states)
+
+
+def test_most_steps_have_decodes_alone() -> None:
+    bench = Bench()
+    for name in "abc":
+        bench.ask(name, 5, max_tokens=20)
+    bench.step()
+    bench.ask("d", 5, max_tokens=20)
+    assert [step_both_ways(bench) for _ in range(10)] == [True] * 10

@@ -121,7 +121,8 @@ class Chunk(NamedTuple):
     """Blocks to add to its table in every stage first."""
 
 
-_chunk = partial(tuple.__new__, Chunk)
+make_chunk = partial(tuple.__new__, Chunk)
+"""Makes a ``Chunk`` of one tuple of all its fields, in half the time."""
 
 
 class Admission(NamedTuple):
@@ -167,12 +168,22 @@ def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, 
     chunks, preempted, free_blocks, budget, lacks = plan_running(view, rows, limits, max_rows)
     if preempted:
         return BatchPlan(view.version, tuple(preempted), tuple(chunks), (), BlockedBy.MEMORY, lacks)
-    places = limits.max_rows - len(chunks)
     share_of = None if shares is None else lambda row, most: min(most, shares.get(row.request_id, 0))
+    plan = plan_beside(view, limits, chunks, free_blocks=free_blocks, budget=budget, share_of=share_of)
+    return plan._replace(lacks_blocks=True) if lacks else plan
+
+
+def plan_beside(
+    view: BatchView, limits: BatchLimits, chunks: Sequence[Chunk], *, free_blocks: int, budget: int,
+    share_of: Callable[[WaitingRow, int], int] | None = None,
+) -> BatchPlan:
+    """The microbatch that has these chunks of running requests, and the waiting requests that start beside them in the
+    blocks and tokens that are left. ``share_of``: see ``plan_admissions``. Running rows of the view are not read."""
     admissions, blocked = plan_admissions(
-        view, limits, share_of, free_blocks=free_blocks - view.num_reserved_blocks, budget=budget, places=places
-    )
-    return BatchPlan(view.version, (), tuple(chunks), tuple(admissions), blocked, lacks)
+        view, limits, share_of, free_blocks=free_blocks - view.num_reserved_blocks, budget=budget,
+        places=limits.max_rows - len(chunks),
+    )  # fmt: skip
+    return BatchPlan(view.version, (), tuple(chunks), tuple(admissions), blocked)
 
 
 def in_order(running: Sequence[RunningRow], shares: Mapping[RequestId, int] | None) -> Sequence[RunningRow]:
@@ -201,8 +212,8 @@ def plan_running(
     for row in rows:
         if budget <= 0 or len(chunks) >= max_rows:
             break
-        request_id, num_ready, num_free_slots = row[:3]
-        if request_id in preempted:
+        request_id, num_ready, num_free_slots, _, _, _ = row
+        if preempted and request_id in preempted:
             continue
         num_tokens = num_ready if num_ready <= budget else budget
         grow = 0 if num_tokens <= num_free_slots else -((num_free_slots - num_tokens) // block_size)
@@ -221,7 +232,7 @@ def plan_running(
             continue
         free_blocks -= grow
         budget -= num_tokens
-        chunks.append(_chunk((request_id, num_tokens, grow)))
+        chunks.append(make_chunk((request_id, num_tokens, grow)))
     return chunks, preempted, free_blocks, budget, lacks_blocks
 
 

@@ -273,10 +273,9 @@ def test_tables_are_what_the_ledger_holds(steps: list[tuple[str, int, int]]) -> 
             matrix.forget(name)
             del states[name]
             assert states or matrix._ids.shape == matrix._INITIAL_SHAPE, "small again when no request is left"
-        rows = [StepRow(state, 0, 1, True) for state in states.values()]
         longest = max((len(ledger.table(n).ids) for n in states), default=0)
         for width in (longest, longest // 2, longest + 3):
-            tables = matrix.gather(ledger.tables, rows, width).tolist()
+            tables = matrix.gather(ledger.tables, list(states), width).tolist()
             assert tables == [(ledger.table(n).ids + [0] * width)[:width] for n in states]
     for name in states:
         matrix.forget(name)

@@ -27,7 +27,7 @@ from jettison.core.serving.flights import InFlight, work_of
 from jettison.core.serving.guests import Guest, Guests, begin_chunks, end_chunks
 from jettison.core.serving.holds import GroupHold, Holder
 from jettison.core.serving.limits import SchedulerLimits
-from jettison.core.serving.outcome import RowEnd, StepOutcome
+from jettison.core.serving.outcome import StepOutcome, end_of, take_row
 from jettison.core.serving.queues import Queues
 from jettison.core.serving.slicing import Slices
 from jettison.core.serving.stepplan import StepPlanner
@@ -44,12 +44,9 @@ from jettison.policy.slo import Pace
 from jettison.policy.standing import Foreseen
 from jettison.types import (
     FAILED_TOKEN_ID,
-    LATER_TOKEN_ID,
-    FinishReason,
     GroupId,
     LayerRange,
     RequestId,
-    SampledToken,
     TransferId,
     WorkerId,
 )
@@ -271,7 +268,10 @@ class Group:
             if num_new_blocks:
                 self.blocks.grow(state, num_new_blocks)
                 self.counters.num_grown_blocks += num_new_blocks
-            rows.append(self._schedule(state, num_tokens))
+            context = state.num_computed + state.num_pending  # ``_schedule``, for every row of every step
+            state.num_pending += num_tokens
+            samples = context + num_tokens >= state.num_tokens and state.wants_output
+            rows.append(step_row((state, context, num_tokens, samples, state.remote)))
         if plan.admissions:
             taken = queues.take_waiting([admission.request_id for admission in plan.admissions], self._steps_aside)
             for index, (admission, state) in enumerate(zip(plan.admissions, taken, strict=True)):
@@ -370,51 +370,43 @@ class Group:
         outcome = StepOutcome([], [], [], [], not flight.guests)
         going_on, tokens_of = outcome.going_on, outcome.tokens
         tokens = iter(done.tokens)
-        block_size, seals = self.limits.block_size, self.blocks.seals
-        fresh, num_offline = self.counters.fresh, 0
+        limits, seals = self.limits, self.blocks.seals
+        block_size, eos_token_ids, max_model_len = limits.block_size, limits.eos_token_ids, limits.max_model_len
+        has_suspects, num_offline = bool(queues.suspects), 0
         if flight.guests:
             end_chunks(flight.guests, self.blocks, are_computed=True)
         for index, row in enumerate(flight.own_rows, len(flight.guests)):
             state, context_len, num_tokens, samples, remote = row
             state.num_pending -= num_tokens
             token = next(tokens) if samples else None
-            if remote or state.holds:
-                outcome.is_plain = False
-                # A step ahead computed what would have been the next token of a request that has ended meanwhile.
-                if state.recompute or context_len >= state.num_tokens:
+            if token is None or token.token_id <= FAILED_TOKEN_ID or state.holds or remote \
+                    or context_len < state.num_prompt:
+                entries = done.prompt_logprobs.get(index, ())
+                token = take_row(row, token, entries, outcome, self.blocks, limits, self.counters.fresh)
+                if token is None:
                     continue
-            if token is not None and token.token_id == LATER_TOKEN_ID:
-                num_tokens, token = num_tokens - 1, None
-            state.num_computed += num_tokens
-            if context_len < state.num_prompt:
-                fresh.note_prompt(state)
-            if state.prompt_logprobs is not None and index in done.prompt_logprobs:
-                state.note_prompt_logprobs(context_len, done.prompt_logprobs[index])
-            if seals and state.num_computed // block_size > state.num_sealed:
-                self.blocks.seal(state)
-            if token is None:
-                if state.num_computed == state.num_tokens and state.ending is None and not state.wants_output:
-                    outcome.ended.append(RowEnd(state, None, FinishReason.LENGTH))
-                continue
-            if state.ending is not None:
-                continue
-            token_id = token.token_id
-            if token_id <= FAILED_TOKEN_ID:
-                outcome.ended.append(RowEnd(state, token, FinishReason.ERROR))
-                continue
-            if queues.suspects and state.on_trial and state.suspicion.note_token_alone():
+            else:  # a decode, as nearly all rows: what ``take_row`` does with it
+                state.num_computed += num_tokens
+                if seals and state.num_computed // block_size > state.num_sealed:
+                    self.blocks.seal(state)
+            if has_suspects and state.on_trial and state.suspicion.note_token_alone():
                 queues.note_trusted(state)
+            token_id = token.token_id
             state.output.append(token_id)  # ``add_token``, for every row of every step
             state.num_tokens += 1
             num_offline += state.is_offline
             if state.first_token_ns is None:
                 state.first_token_ns = now_ns
                 outcome.with_first.append(state)
-            if (end := self._end_of(state, token)) is None:
-                going_on.append(state)
-                tokens_of.append(token)
-            else:
+            params = state.request.params
+            may_end = (
+                token_id in eos_token_ids or params.stop_token_ids
+                or state.num_tokens - state.num_prompt >= params.max_tokens or state.num_tokens >= max_model_len)
+            if may_end and (end := end_of(state, token, limits)) is not None:
                 outcome.ended.append(end)
+                continue
+            going_on.append(state)
+            tokens_of.append(token)
         self._count(outcome, num_offline)
         outcome.is_plain = outcome.is_plain and not outcome.ended
         return outcome
@@ -440,19 +432,6 @@ class Group:
         for row in flight.own_rows:
             row.state.num_pending -= row.num_tokens
         return [row.state for row in flight.own_rows]
-
-    def _end_of(self, state: RequestState, token: SampledToken) -> RowEnd | None:
-        """How a request ends with a token: by a stop from ``min_tokens`` on, or by length; None while it goes on."""
-        params = state.request.params
-        num_output = state.num_tokens - state.num_prompt
-        if num_output >= params.min_tokens:
-            token_id = token.token_id
-            is_eos = not params.ignore_eos and token_id in self.limits.eos_token_ids
-            if is_eos or token_id in params.stop_token_ids:
-                return RowEnd(state, token, FinishReason.STOP, token_id)
-        if num_output >= params.max_tokens or state.num_tokens >= self.limits.max_model_len:
-            return RowEnd(state, token, FinishReason.LENGTH)
-        return None
 
     # --- ends -------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from jettison.core.requests import UNSCHEDULED, RequestState
 from jettison.core.residence import hosted_tokens
 from jettison.core.serving.groupview import GroupView
 from jettison.core.serving.stepsahead import has_unknown
-from jettison.policy.batching import RunningRow, VictimRow, WaitingRow, running_row
+from jettison.policy.batching import Chunk, RunningRow, VictimRow, WaitingRow, make_chunk, running_row
 
 
 def running_rows(
@@ -30,11 +30,27 @@ def running_rows(
         if ready <= 0 or (state.holds and state.holds & UNSCHEDULED):
             continue
         request_id = state.request_id
-        if request_id in absent:
+        if absent and request_id in absent:
             continue
         room = len(tables[request_id].ids) * block_size - scheduled
         rows.append(running_row((request_id, ready, room, state.num_pending > 0, is_first, scheduled)))
     return rows
+
+
+def decode_chunks(group: GroupView) -> list[Chunk] | None:
+    """A chunk of one token for each running request, in order, with the block that it has to grow by; None where one
+    of them has another number of tokens ready, or a hold."""
+    block_size = group.limits.block_size
+    tables = group.blocks.ledgers[0].tables
+    chunks = []
+    for request_id, state in group.queues.running.items():
+        scheduled = state.num_computed + state.num_pending
+        if state.num_tokens - scheduled != 1 or state.holds:
+            return None
+        # What is computed has blocks, so that only the first token behind full ones may lack one.
+        lacks_block = not scheduled % block_size and scheduled >= len(tables[request_id].ids) * block_size
+        chunks.append(make_chunk((request_id, 1, 1 if lacks_block else 0)))
+    return chunks
 
 
 def waiting_row(group: GroupView, state: RequestState) -> WaitingRow:

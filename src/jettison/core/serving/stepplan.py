@@ -8,20 +8,22 @@ which tokens go where.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from jettison.core.requests import UNSCHEDULED, Phase, RequestState
 from jettison.core.serving.groupview import GroupView
-from jettison.core.serving.planviews import EachTime, running_rows, victim_rows, waiting_row
+from jettison.core.serving.planviews import EachTime, decode_chunks, running_rows, victim_rows, waiting_row
 from jettison.core.serving.sharedsteps import Planned, plan_shared, planned_within
 from jettison.policy.batching import (
     BatchLimits,
     BatchPlan,
     BatchView,
+    RunningRow,
     VictimRow,
     WaitingRow,
     plan_batch,
+    plan_beside,
     plan_prefill_first,
 )
 from jettison.policy.filling import plan_alone
@@ -69,7 +71,25 @@ class StepPlanner:
             if pace.offline.slo_aware and queues.has_offline:
                 budget = step_budget(pace.predictor, group.longest_alone_s, len(group.stages))
                 return plan_alone(self.view(), self._planned(), self._saturating_limits(pace), budget)
-        return self._planned()(self.view(), self.limits())
+        return self._decodes() or self._planned()(self.view(), self.limits())
+
+    def _decodes(self) -> BatchPlan | None:
+        """What ``plan_batch`` plans where each running request decodes and memory has room for all, as in most steps of
+        an instance by itself: without a row for each of them. None elsewhere."""
+        group, queues, limits = self._group, self._group.queues, self.limits()
+        num_running = len(queues.running)
+        if len(group.stages) > 1 or queues.prefilling or num_running > min(limits.max_rows, limits.max_num_tokens) \
+                or group.absent or (group.limits.prefill_first and queues.has_waiting):
+            return None
+        chunks = decode_chunks(group)
+        if chunks is None:
+            return None
+        view = self._view(())
+        free_blocks = view.num_free_blocks - sum([chunk[2] for chunk in chunks])
+        if free_blocks < 0:
+            return None
+        return plan_beside(
+            view, limits, chunks, free_blocks=free_blocks, budget=limits.max_num_tokens - num_running)
 
     def plan_ahead(self, now_ns: int) -> BatchPlan | None:
         """The microbatch behind the one in flight, of online requests; None where it would be empty, or where a running
@@ -177,13 +197,19 @@ class StepPlanner:
     def view(self, *, is_ahead: bool = False) -> BatchView:
         """The group as ``policy.batching`` sees it, all its requests together; it has no victims while preemption is
         held. ``is_ahead``: with the tokens that the step in flight will sample, and without victims."""
-        group, blocks, running = self._group, self._group.blocks, self._group.queues.running
+        rows = running_rows(self._group, self._group.queues.running.values(), is_ahead=is_ahead)
+        return self._view(rows, list if is_ahead else self._victims)
+
+    def _view(
+        self, rows: Sequence[RunningRow], victims: Callable[[], Sequence[VictimRow]] = list
+    ) -> BatchView:
+        group, blocks = self._group, self._group.blocks
         num_allocatable = blocks.num_allocatable
         return BatchView(
-            group.version, running_rows(group, running.values(), is_ahead=is_ahead), len(running),
-            EachTime(self._waiting_rows) if group.queues.has_waiting else (),
-            list if is_ahead else self._victims, num_allocatable, num_allocatable - blocks.num_free,
-        )
+            group.version, rows, len(group.queues.running),
+            EachTime(self._waiting_rows) if group.queues.has_waiting else (), victims,
+            num_allocatable, num_allocatable - blocks.num_free,
+        )  # fmt: skip
 
     def _waiting_rows(self) -> Iterator[WaitingRow]:
         return map(partial(waiting_row, self._group), self._waiting())

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
 
 from jettison.core.ports import RunStep, StepRow
 from jettison.core.requests import RequestState
@@ -93,13 +92,13 @@ class _TableMatrix:
         self._ids[slot.index, : slot.length] = 0
         self._free.append(slot.index)
 
-    def gather(self, tables: Mapping[RequestId, BlockTable], rows: Sequence[StepRow],
+    def gather(self, tables: Mapping[RequestId, BlockTable], request_ids: Sequence[RequestId],
                num_blocks: int) -> npt.NDArray[np.int32]:
-        """The rows' tables as they are now, ``[len(rows), num_blocks]``: longer ones cut, shorter ones padded."""
+        """The requests' tables as they are now, ``[len(request_ids), num_blocks]``: longer ones cut, shorter ones
+        padded."""
         slots = self._slots
         indices: list[int] = []
-        for row in rows:
-            request_id = row.state.request_id
+        for request_id in request_ids:
             table = tables[request_id]
             slot = slots.get(request_id)
             if slot is None or slot.length != len(table.ids) or slot.generation != table.generation:
@@ -256,9 +255,13 @@ class StepEncoder:
         states, contexts, lengths, are_sampled, remote = zip(*rows)
         query_lens = np.array(lengths, dtype=np.int32)
         context_lens = np.array(contexts, dtype=np.int32)
-        sample_rows = np.flatnonzero(are_sampled).astype(np.int32)
-        num_blocks = -(-max(map(add, contexts, lengths)) // self._block_size)
-        sampling = self._sampling_rows(step)
+        sample_rows = np.array([i for i, is_sampled in enumerate(are_sampled) if is_sampled], dtype=np.int32)
+        ends = list(map(add, contexts, lengths))
+        num_blocks = -(-max(ends) // self._block_size)
+        request_ids = [state.request_id for state in states]
+        sampling = self._remembered_rows(request_ids, ends) if all(are_sampled) else None
+        if sampling is None:
+            sampling = self._sampling_rows(step)
         prompt_logprobs = [
             p for i, state in enumerate(states)
             if state.prompt_logprobs is not None and (p := _prompt_logprobs(i, rows[i])) is not None
@@ -276,7 +279,7 @@ class StepEncoder:
                 query_lens=query_lens,
                 context_lens=context_lens,
                 block_tables=self._tables[stage.worker_id].gather(
-                    self._ledgers[stage.worker_id].tables, rows, num_blocks),
+                    self._ledgers[stage.worker_id].tables, request_ids, num_blocks),
                 sample_rows=sample_rows,
                 sampling=sampling if last else [],
                 prompt_logprobs=prompt_logprobs if last else [],
@@ -309,6 +312,19 @@ class StepEncoder:
                 entries.append(RemoteKV(index, part.src, *part.layers, num_tokens, list(ids)))
         return entries
 
+    def _remembered_rows(self, request_ids: Sequence[RequestId], positions: Sequence[int]) -> list[SamplingRow] | None:
+        """``_sampling_rows`` of requests that are all sampled, where each tells what it told before and all of it
+        fits, as in most steps; None elsewhere."""
+        told = [self._unchanging.get(request_id) for request_id in request_ids]
+        if None in told or sum([one.num_bytes for one in told]) > MAX_SAMPLING_BYTES:
+            return None
+        kept: list[SamplingRow] = []
+        for index, ((row, _), position) in enumerate(zip(told, positions, strict=True)):
+            if row is not None:
+                row.row, row.position = index, position
+                kept.append(row)
+        return kept
+
     def _sampling_rows(self, step: RunStep) -> list[SamplingRow]:
         """What fits, in service order. The requests of all others end with an error when the step comes back, but those
         whose grammars had no room beside others': they are sampled in a later step."""
@@ -321,23 +337,23 @@ class StepEncoder:
             place += 1
             told = unchanging.get(state.request_id)
             if told is None:
-                spec, size = self._told(step, i, row)
-            elif told.row is None:
-                continue
-            else:
-                spec, size = replace(told.row, row=i, position=context_len + num_tokens), told.num_bytes
+                told = self._told(step, i, row)
+            spec, size = told
             if spec is None:
                 continue
-            if num_bytes + size > MAX_SAMPLING_BYTES and spec.grammar is not None and num_bytes:
+            spec.row, spec.position = i, context_len + num_tokens
+            num_bytes += size
+            if num_bytes <= MAX_SAMPLING_BYTES:
+                kept.append(spec)
+                continue
+            num_bytes -= size
+            if spec.grammar is not None and num_bytes:
                 self._grammars.forget(state.request_id)
                 self._refused.setdefault(step.step_id, {})[place] = LATER_TOKEN_ID
-            elif num_bytes + size > MAX_SAMPLING_BYTES:
+            else:
                 logger.error("request %s: %d bytes for the sampler are more than step %d can carry",
                              state.request_id, size, step.step_id)
                 self._refused.setdefault(step.step_id, {})[place] = FAILED_TOKEN_ID
-            else:
-                num_bytes += size
-                kept.append(spec)
         return kept
 
     def _told(self, step: RunStep, index: int, row: StepRow) -> _Told:
@@ -407,6 +423,9 @@ def ends_of_bad_words(words: Sequence[tuple[int, ...]], output: Sequence[int]) -
 def _token_ids(step: RunStep) -> npt.NDArray[np.int32]:
     """Of all rows but those that it resumes; a token that is not known yet is -1 - i, where the step before samples it
     as its i-th."""
+    if step.follows is None and step.resumes is None and all(row[2] == 1 and row[3] for row in step.rows):
+        # Decodes alone, as in most steps: of each the last token that it has.
+        return np.array([(row[0].output or row[0].request.prompt_token_ids)[-1] for row in step.rows], dtype=np.int32)
     ids: list[int] = []
     places = {} if step.follows is None else step.follows.places
     rows = step.rows if step.resumes is None else step.rows[: step.sheds_from]
