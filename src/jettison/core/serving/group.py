@@ -23,11 +23,11 @@ from jettison.core.requests import Hold, RequestState
 from jettison.core.residence import NOWHERE, arenas_of, hosted_only
 from jettison.core.serving.blocks import GroupBlocks
 from jettison.core.serving.counts import GroupCounters
-from jettison.core.serving.flights import InFlight, work_of
+from jettison.core.serving.flights import InFlight, end_of, take_row, work_of
 from jettison.core.serving.guests import Guest, Guests, begin_chunks, end_chunks
 from jettison.core.serving.holds import GroupHold, Holder
 from jettison.core.serving.limits import SchedulerLimits
-from jettison.core.serving.outcome import StepOutcome, end_of, take_row
+from jettison.core.serving.outcome import StepOutcome
 from jettison.core.serving.queues import Queues
 from jettison.core.serving.slicing import Slices
 from jettison.core.serving.stepplan import StepPlanner

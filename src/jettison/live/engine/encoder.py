@@ -315,8 +315,11 @@ class StepEncoder:
     def _remembered_rows(self, request_ids: Sequence[RequestId], positions: Sequence[int]) -> list[SamplingRow] | None:
         """``_sampling_rows`` of requests that are all sampled, where each tells what it told before and all of it
         fits, as in most steps; None elsewhere."""
-        told = [self._unchanging.get(request_id) for request_id in request_ids]
-        if None in told or sum([one.num_bytes for one in told]) > MAX_SAMPLING_BYTES:
+        try:
+            told = [self._unchanging[request_id] for request_id in request_ids]
+        except KeyError:
+            return None
+        if sum(one.num_bytes for one in told) > MAX_SAMPLING_BYTES:
             return None
         kept: list[SamplingRow] = []
         for index, ((row, _), position) in enumerate(zip(told, positions, strict=True)):

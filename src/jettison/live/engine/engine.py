@@ -74,6 +74,8 @@ class Engine:
         self._heritage = heritage
         self._state: EngineState = "loading"
         self._streams: dict[RequestId, Stream] = {}
+        self._untold: list[ports.EmitTokens] = []
+        """Tokens that the next turn of the loop tells."""
         self._assembly: Assembly | None = None
         self._info: EngineInfo | None = None
         self._crew: Crew | None = None
@@ -466,12 +468,22 @@ class Engine:
             log_move(record, self._driver.core)
 
     def _on_emit(self, emit: ports.EmitTokens | ports.Emit) -> None:
-        if isinstance(emit, ports.EmitTokens):
+        """Tokens of requests that go on are told when all workers that have answered meanwhile have their next steps;
+        an end tells them first."""
+        if isinstance(emit, ports.Emit):
+            self._tell_tokens()
+            self._on_end(emit)
+            return
+        if not self._untold:
+            asyncio.get_running_loop().call_soon(self._tell_tokens)
+        self._untold.append(emit)
+
+    def _tell_tokens(self) -> None:
+        untold, self._untold = self._untold, []
+        for emit in untold:
             for state, token in zip(emit.states, emit.tokens, strict=True):
                 if (stream := self._streams.get(state.request_id)) is not None:
                     stream.put_token(token, state)
-        else:
-            self._on_end(emit)
 
     def _on_end(self, emit: ports.Emit) -> None:
         stream = self._streams.get(emit.request_id)
