@@ -6,9 +6,13 @@ import asyncio
 
 import pytest
 
+from jettison.config import EngineConfig
+from jettison.core import ports
+from jettison.core.requests import RequestState
 from jettison.live.engine.api import TokenEvent
+from jettison.live.engine.engine import Engine
 from jettison.live.engine.stream import Stream, events_of
-from jettison.types import FinishReason, SampledToken
+from jettison.types import FinishReason, Request, SampledToken, SamplingParams
 
 
 def test_what_was_not_taken_is_unread() -> None:
@@ -36,3 +40,25 @@ async def test_leaving_early_cancels_and_nothing_else_does(is_left: bool) -> Non
         stream.put(TokenEvent([], FinishReason.LENGTH))
         assert [event.finish_reason async for event in events] == [FinishReason.LENGTH]
     assert cancelled == [True] * is_left
+
+
+async def test_tokens_are_told_in_the_next_turn_and_an_end_never_before_them() -> None:
+    """So that workers which answer in one turn have their next steps before any client its token."""
+    engine = Engine(EngineConfig.resolve(model="nowhere", memory="64MiB"))
+    states = [RequestState(Request(name, (1,), SamplingParams(), 0), 0) for name in ("a", "b")]
+    streams = {state.request_id: Stream(0) for state in states}
+    engine._streams |= streams
+
+    def read(name: str) -> list[int]:
+        return [token.token_id for event in iter(streams[name].take, None) for token in event.tokens]
+
+    engine._on_emit(ports.EmitTokens(states, [SampledToken(4), SampledToken(5)]))
+    engine._on_emit(ports.EmitTokens(states[:1], [SampledToken(6)]))
+    assert not any(stream.num_unread for stream in streams.values())
+    await asyncio.sleep(0)
+    assert (read("a"), read("b")) == ([4, 6], [5])
+    engine._on_emit(ports.EmitTokens(states, [SampledToken(7), SampledToken(8)]))
+    engine._on_emit(ports.Emit("b", (SampledToken(9),), FinishReason.STOP, state=states[1]))
+    assert (read("a"), read("b")) == ([7], [8, 9])
+    await asyncio.sleep(0)
+    assert not any(stream.num_unread for stream in streams.values())
