@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
@@ -431,6 +432,25 @@ def test_workers_that_fall_asleep_together_write_the_machines_copy_once(dies: in
     cluster.run(stop=lambda: is_asleep(cluster, 1 - dies))
     assert {k.shard for k in cluster.kept} == cluster.core.state.shape.all_shards
     assert cluster.core.sleepers.host_copy(1 - dies) == cluster.core.state.shape.all_shards
+
+
+def test_a_worker_with_a_copy_of_its_own_counts_on_no_other_and_on_none_after_its_death() -> None:
+    """As on hosts that are not this one, where each worker's keeper has the memory."""
+    cluster = FakeCluster(num_workers=2, full_blocks=40)
+    core = cluster.core
+    core.reconfigure(replace(core.params, machine_of={0: 5, 1: 5}, shares_copies=False))
+    sleep(cluster, 0, level=1)
+    cluster.run(stop=lambda: is_asleep(cluster, 0))
+    everything = core.state.shape.all_shards
+    assert (core.sleepers.host_copy(0), core.sleepers.host_copy(1)) == (everything, frozenset())
+    with pytest.raises(ValueError, match="level 1 makes one"):
+        sleep(cluster, 1, level=2)
+    sleep(cluster, 1, level=1)
+    cluster.run(stop=lambda: is_asleep(cluster, 1))
+    assert {k.worker_id for k in cluster.kept} == {0, 1} and len(cluster.kept) == 2 * len(everything)
+    cluster.kill(0)
+    cluster.run(stop=lambda: not core.state.workers[0].alive)
+    assert (core.sleepers.host_copy(0), core.sleepers.host_copy(1)) == (frozenset(), everything)
 
 
 @pytest.mark.parametrize("awake", [None, AwakeParams(min_awake=1)])

@@ -100,6 +100,7 @@ def cluster_params(
         auto_restore=overload.restore_threshold > 0.0,
         machine_of=told or machine_of or {},
         card_of=told or machine_of or {},
+        shares_copies=config.hosts.launcher == "local",
         faults=FaultParams(max_outage_s=config.faults.outage_timeout_s),
         awake=AwakeParams(
             config.sleep.min_awake, config.sleep.max_awake, config.sleep.mode == "auto", config.sleep.after_s,

@@ -100,6 +100,9 @@ class ClusterParams:
     machine_of: Mapping[WorkerId, MachineId] = field(default_factory=dict)
     """Which workers share a machine: drop plans prefer near partners and senders. Workers that are not named are alone;
     empty = all are as near to each other."""
+    shares_copies: bool = True
+    """Sleepers of one machine share the copy of the parameters in its memory; else each worker has its own, which may
+    end with it."""
     card_of: Mapping[WorkerId, int] = field(default_factory=dict)
     """By which network card each worker reaches other machines: transfers through one card share it. Workers that are
     not named have cards of their own."""

@@ -108,7 +108,7 @@ class Sleepers:
         """When each was ordered to sleep, until it does."""
         self._retry_ns = 0
         self.host_copies: dict[str, set[ShardId]] = {}
-        """Shards that the host copy of each machine has."""
+        """Shards that each copy of the parameters in a host's memory has, by name (``_copy_of``)."""
         self.predict = predict
         self._asked: dict[WorkerId, tuple[int, Expected | None]] = {}
         """Workers that are being woken: since when, and the prediction."""
@@ -163,8 +163,8 @@ class Sleepers:
         return asked_ns + round(expected.seconds * NANOSECONDS)
 
     def host_copy(self, worker_id: WorkerId) -> frozenset[ShardId]:
-        """The shards that the host copy of a worker's machine has; empty: there is none."""
-        return frozenset(self.host_copies.get(self._machine(worker_id), ()))
+        """The shards that the host copy of a worker's machine has, or its own; empty: there is none."""
+        return frozenset(self.host_copies.get(self._copy_of(worker_id), ()))
 
     def state_of(self, worker_id: WorkerId) -> SleepState:
         """A worker's state between serving and sleep."""
@@ -183,19 +183,27 @@ class Sleepers:
         """How many workers serve, or will without a new order to wake them."""
         return len(self._cluster.workers) - len(self.out)
 
-    def _machine(self, worker_id: WorkerId) -> str:
-        """The name of a worker's machine; where no machines are configured, the same for all workers."""
-        names = self._cluster.params.machine_of
-        return str(names.get(worker_id, f"worker {worker_id}")) if names else ""
+    def _copy_of(self, worker_id: WorkerId) -> str:
+        """The name of the host copy that a worker writes and reads: its machine's, of which there is one where no
+        machines are configured, or its own."""
+        names, own = self._cluster.params.machine_of, f"worker {worker_id}"
+        if not self._cluster.params.shares_copies:
+            return own
+        return str(names.get(worker_id, own)) if names else ""
+
+    def _forget_own_copy(self, worker_id: WorkerId) -> None:
+        """The process of a worker has ended, and may have taken the worker's own host copy with it."""
+        if not self._cluster.params.shares_copies:
+            self.host_copies.pop(self._copy_of(worker_id), None)
 
     def kept(self, worker_id: WorkerId) -> set[ShardId]:
-        """The shards of the host copy of the worker's machine, for a leaving to add to."""
-        return self.host_copies.setdefault(self._machine(worker_id), set())
+        """The shards of a worker's host copy, for a leaving to add to."""
+        return self.host_copies.setdefault(self._copy_of(worker_id), set())
 
     def being_kept(self, worker_id: WorkerId) -> set[ShardId]:
-        """The shards that workers on their way to sleep are writing to the host copy of the worker's machine."""
-        machine, leavings = self._machine(worker_id), self._moves.leavings
-        return {m.keeps for m in leavings if m.keeps is not None and self._machine(m.worker.worker_id) == machine}
+        """The shards that workers on their way to sleep are writing to the host copy of this worker."""
+        copy, leavings = self._copy_of(worker_id), self._moves.leavings
+        return {m.keeps for m in leavings if m.keeps is not None and self._copy_of(m.worker.worker_id) == copy}
 
     def why_not(self, worker_ids: Sequence[WorkerId], level: int) -> str | None:
         """Why these workers cannot be put to sleep now, in words; None: they can. Each must serve by itself, with no
@@ -387,6 +395,7 @@ class Sleepers:
         if (why := self.why_not_release(worker_id)) is not None:
             raise ValueError(why)
         self.slept_ns.pop(worker_id, None)
+        self._forget_own_copy(worker_id)
         actions = self.provisioning.release(worker, self._recoveries.retire(worker_id), reason, now_ns)
         self._note_room()
         return actions
@@ -399,6 +408,7 @@ class Sleepers:
         self._asked.pop(worker_id, None)
         self._start_ns.pop(worker_id, None)
         self._since_ns.pop(worker_id, None)
+        self._forget_own_copy(worker_id)
         worker = self._cluster.workers[worker_id]
         self._note(worker, is_asleep=(worker.is_asleep or was_leaving) and worker_id not in self._to_wake)
         self._to_wake.discard(worker_id)
