@@ -23,7 +23,7 @@ from child import main
 
 import jettison
 from jettison.config import EngineConfig
-from jettison.device.kernels import load_kernels
+from jettison.device.kernels.loading import load_kernels
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.local_cluster import LocalCluster

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from benchmarks.shared import Row, keep, machine, parse, print_rows
-from jettison.device.kernels import Kernels, load_kernels
+from jettison.device.kernels.base import Kernels
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.kernels.operands import PackedMatrix, Weight
 from jettison.device.sampler import Sampler
 from jettison.device.step import SamplingRow

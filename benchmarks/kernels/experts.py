@@ -21,8 +21,9 @@ from torch import Tensor
 
 from benchmarks.kernels.compare import CACHE_BYTES, in_slab
 from benchmarks.shared import Row, keep, machine, parse, print_rows
-from jettison.device.kernels import Kernels, load_kernels
+from jettison.device.kernels.base import Kernels
 from jettison.device.kernels.experts import pass_experts
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.kernels.operands import ExpertWeights, PackedMatrix, RoutedBuffers, Weight, WeightStack
 
 NUMBER, CHOSEN, HIDDEN, INNER = 32, 4, 1024, 512

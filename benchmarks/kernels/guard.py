@@ -26,7 +26,8 @@ from benchmarks.kernels.compare import in_slab
 from benchmarks.servers import greedy
 from benchmarks.shared import Row, milliseconds, parse, print_rows
 from jettison.config import EngineConfig
-from jettison.device.kernels import load_kernels
+from jettison.device.dtypes import name_of
+from jettison.device.kernels.loading import load_kernels
 from jettison.live.engine.local_cluster import LocalCluster
 
 STORED = Path(__file__).with_name("guard.json")
@@ -46,7 +47,7 @@ def reference() -> None:
 
 
 def products(dtype: torch.dtype, rows: int) -> Measure:
-    kernels = load_kernels("auto", dtype)
+    kernels = load_kernels("auto", name_of(dtype))
     weights = [in_slab(kernels, torch.randn(1280, 768).to(dtype)) for _ in range(24)]
     x, out = torch.randn(rows, 768).to(dtype), torch.empty(rows, 1280, dtype=dtype)
 
@@ -103,7 +104,7 @@ def main() -> None:
             }, options.rounds)
         finally:
             cluster.close()
-    kind = load_kernels("auto", torch.bfloat16).name
+    kind = load_kernels("auto", "bfloat16").name
     stored = json.loads(options.file.read_text()) if options.file.exists() else {}
     before = stored.get(kind, {})
     rows: list[Row] = []

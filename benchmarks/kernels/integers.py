@@ -16,7 +16,8 @@ import torch
 
 from benchmarks.kernels.compare import CACHE_BYTES, in_slab
 from benchmarks.shared import Row, keep, machine, parse, print_rows
-from jettison.device.kernels import Kernels, load_kernels
+from jettison.device.kernels.base import Kernels
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.kernels.operands import IntegerMatrix, Weight
 from jettison.device.model.integers import IntegerForm
 

@@ -18,7 +18,8 @@ import torch
 from benchmarks.engines.weights import QWEN3_110M
 from benchmarks.kernels.compare import in_slab
 from benchmarks.shared import keep, machine, milliseconds, parse, print_rows
-from jettison.device.kernels import load_kernels
+from jettison.device.dtypes import name_of
+from jettison.device.kernels.loading import load_kernels
 
 READ_BYTES = 512 << 20
 ROWS, COLS = 2048, 768
@@ -33,7 +34,7 @@ def best_of(run: Callable[[], object], repeats: int = 7) -> float:
 
 def read_rates(dtype: torch.dtype) -> dict[str, float]:
     """GB/s by what reads."""
-    kernels = load_kernels("auto", dtype)
+    kernels = load_kernels("auto", name_of(dtype))
     outputs = READ_BYTES // COLS // dtype.itemsize
     weight = in_slab(kernels, torch.zeros(outputs, COLS, dtype=dtype))
     x, out = torch.ones(1, COLS, dtype=dtype), torch.empty(1, outputs, dtype=dtype)
@@ -49,7 +50,7 @@ def product_rates(dtype: torch.dtype) -> dict[str, float]:
     x, plain = torch.randn(ROWS, COLS).to(dtype), torch.randn(COLS, COLS).to(dtype)
     out, rates = torch.empty(ROWS, COLS, dtype=dtype), {}
     for name in ("auto", "torch"):
-        kernels = load_kernels(name, dtype)
+        kernels = load_kernels(name, name_of(dtype))
         weight = in_slab(kernels, plain)
         rates[kernels.name] = 2.0 * ROWS * COLS * COLS / best_of(lambda: kernels.linear(x, weight, None, out)) / 1e9  # noqa: B023
     return rates

@@ -48,7 +48,7 @@ def start_unchecked(folder: Path, dtype: str, budget_bytes: int) -> float:
 
 def measure(folder: Path, name: str, rounds: int) -> Row:
     """One row: both ways, interleaved."""
-    shape = model_shape(read_config(folder), getattr(torch, name))
+    shape = model_shape(read_config(folder), name)
     num_bytes = sum(shape.shard_bytes.values())
     budget_bytes = num_bytes + (256 << 20)
     start(folder, name, budget_bytes)

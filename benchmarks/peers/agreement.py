@@ -29,7 +29,8 @@ import torch
 from benchmarks.engines.host import HERE
 from benchmarks.peers.throughput import Peers
 from benchmarks.shared import Row, absolute, keep, machine, parse, print_block
-from jettison.device.kernels import load_kernels
+from jettison.device.dtypes import name_of
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.model.decoder import Batch, Decoder
 from jettison.device.model.end_tokens import read_end_tokens
 from jettison.device.model.hf_config import read_config
@@ -37,6 +38,7 @@ from jettison.device.model.rope import fill_rotary_tables
 from jettison.device.model.shards import model_shape
 from jettison.device.model.weights import WeightFolder
 from jettison.device.model.workspace import StepBuffers, Workspace
+from jettison.device.model.workspaceplan import plan_workspace
 from jettison.types import LayerRange, ShardId
 
 PROMPTS = (
@@ -67,17 +69,17 @@ class OneModel:
 
     def __init__(self, folder: Path, dtype: torch.dtype, num_requests: int) -> None:
         config = self.config = read_config(folder, MOST)
-        kernels = load_kernels("auto", dtype)
+        kernels = load_kernels("auto", name_of(dtype))
         self.name = kernels.name
-        shape = model_shape(config, dtype)
+        shape = model_shape(config, name_of(dtype))
         self._slabs = {shard: torch.empty(size, dtype=torch.uint8) for shard, size in shape.shard_bytes.items()}
         arena = num_requests * MOST // BLOCK, 2, config.num_kv_heads, BLOCK, config.head_dim
         self._arenas = [torch.zeros(arena, dtype=dtype) for _ in range(config.num_layers)]
         limits = MOST, num_requests
-        self._space = torch.empty(Workspace.num_bytes(config, dtype, *limits), dtype=torch.uint8)
+        self._space = torch.empty(plan_workspace(config, name_of(dtype), *limits).num_bytes, dtype=torch.uint8)
         self._workspace = Workspace(self._space, config, dtype, *limits)
         fill_rotary_tables(config.ropes, self._workspace.cos, self._workspace.sin)
-        weights = WeightFolder(folder, config, dtype, kernels)
+        weights = WeightFolder(folder, config, name_of(dtype), kernels)
         for shard, slab in self._slabs.items():
             weights.load_shard(shard, slab)
         weights.load_final_norm(self._workspace.final_norm)

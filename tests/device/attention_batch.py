@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import numpy as np
 import torch
 
-from jettison.device.kernels import Kernels
-from jettison.device.kernels.native import supported_variants
+from jettison.device.kernels.base import Kernels
+from jettison.device.kernels.library import supported_variants
 
 VARIANTS = ["torch", *(f"native-{name}" for name in supported_variants())]
 

@@ -11,16 +11,19 @@ from functools import cache, cached_property
 from types import SimpleNamespace
 
 import numpy as np
-import torch
 from fakecuda import FakeBindings, PoisonedPool
 from pretendedcard import PretendedCard
 
 from jettison.device.cuda.backend import CudaBackEnd
+from jettison.device.cuda.kind import CudaKind
 from jettison.device.cuda.rows import NOWHERE
 from jettison.device.cuda.runner import CudaRunner, Limits
 from jettison.device.cuda.tiles import choose_tile
 from jettison.device.cuda.worklist import HEADER_WORDS, ITEM_WORDS, WorkShape
-from jettison.device.kernels import Kernels, load_kernels, native
+from jettison.device.dtypes import name_of
+from jettison.device.kernels import library
+from jettison.device.kernels.base import Kernels
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.model.shards import model_shape
 from jettison.device.model.workspace import StepBuffers
 
@@ -31,7 +34,7 @@ _BUFFERS = [name for name in StepBuffers.__slots__ if name not in ("bound", "rou
 @cache
 def _exact_kernels() -> Kernels:
     """Checked once. Below double ``auto`` may be kernels whose rows depend on their batch."""
-    return load_kernels("native" if native.supported_variants() else "torch")
+    return load_kernels("native" if library.supported_variants() else "torch")
 
 
 class RowKernels:
@@ -121,7 +124,7 @@ class WatchedRunner(CudaRunner):
 
     def start_step(self, step, hidden, port=None, gives_up=None):
         steps = self._card.steps
-        shape = model_shape(self.config, self.dtype)
+        shape = model_shape(self.config, name_of(self.dtype))
         number = steps.begin(step, self._memory, shape, lambda tensor: tensor.data_ptr())
         try:
             return super().start_step(step, hidden, port, gives_up)
@@ -137,8 +140,17 @@ def card_runner(config, dtype, memory, kernels, max_num_tokens, max_num_seqs, de
     return CudaRunner(config, dtype, memory, kernels, limits, device_bytes, card)
 
 
+class PretendedKind(CudaKind):
+    """See ``DeviceKind``."""
+
+    def resolve_kernels(self, name, dtype, processor=None):
+        return super().resolve_kernels(name, "float32", processor)  # the host's compute in double, too
+
+
 class PretendedBackEnd(CudaBackEnd):
     """See ``BackEnd``."""
+
+    kind = PretendedKind()
 
     def __init__(self) -> None:
         self.fake = FakeBindings(1 << 30, granularity=PAGE)
@@ -147,11 +159,8 @@ class PretendedBackEnd(CudaBackEnd):
     def card(self):
         return PretendedCard()
 
-    def resolve_kernels(self, name, dtype, processor=None):
-        return super().resolve_kernels(name, torch.float32, processor)  # the host's compute in double, too
-
     def load_kernels(self, name, dtype):
-        name = self.resolve_kernels(name, dtype)
+        name = self.kind.resolve_kernels(name, dtype)
         self.card.start()
         return RowKernels(name)
 

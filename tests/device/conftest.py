@@ -20,16 +20,17 @@ import numpy as np
 import pytest
 import torch
 
+from jettison.device.dtypes import name_of
 from jettison.types import TokenLogprobs
 
 if importlib.util.find_spec("msgspec") is not None:
     from jettison.device.devicebytes_host import HostBytes
-    from jettison.device.kernels import build, native
+    from jettison.device.kernels import build, library, native
     from jettison.device.model.create import create_model
     from jettison.device.model.hf_config import read_config
     from jettison.device.model.shards import model_shape
     from jettison.device.model.weights import WeightFolder
-    from jettison.device.model.workspace import Workspace
+    from jettison.device.model.workspaceplan import plan_workspace
     from jettison.device.runner import Runner
     from jettison.device.step import PromptLogprobsRow, SamplingRow, StepInput, StepOutput
 else:  # a machine with a GPU that has PyTorch and little else: what is collected there is what needs the card
@@ -76,16 +77,16 @@ def tiny_models(tmp_path_factory) -> dict[str, Path]:
 def emulated(tmp_path_factory):
     """The kernels with tile registers, which a model in C stands in for: they run on any processor, and attend by tiles
     where it has AVX512_BF16."""
-    library = tmp_path_factory.mktemp("tiles") / "emulated.so"
+    emulated_path = tmp_path_factory.mktemp("tiles") / "emulated.so"
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if shutil.which(compiler[0]) is None:
         pytest.skip("no C compiler")
     flags = ["-std=gnu11", "-O1", "-fPIC", "-pthread", "-shared", "-DEMULATE_TILES", "-DVARIANT=emulated"]
-    if "avx512bf16" in native.supported_variants():
+    if "avx512bf16" in library.supported_variants():
         flags += next(variant.flags for variant in build.variants() if variant.name == "avx512bf16")
     sources = [str(build.SOURCES / name) for name in ("kernels.c", "pool.c")]
-    subprocess.run([*compiler, *flags, *sources, "-o", str(library), "-lm"], check=True, capture_output=True)
-    return native.NativeKernels(ctypes.CDLL(str(library)), "emulated")
+    subprocess.run([*compiler, *flags, *sources, "-o", str(emulated_path), "-lm"], check=True, capture_output=True)
+    return native.NativeKernels(ctypes.CDLL(str(emulated_path)), "emulated")
 
 
 @dataclass
@@ -115,15 +116,15 @@ def make_runner(
     """A loaded ``Runner``, or what ``build`` makes of its arguments, on a ``PlainMemory``; parameters, KV and workspace
     start as garbage."""
     config = read_config(model_dir, max_model_len)
-    shape = model_shape(config, dtype)
-    num_bytes = Workspace.num_bytes(config, dtype, max_num_tokens, max_num_seqs, keeps_rows=True)
+    shape = model_shape(config, name_of(dtype))
+    num_bytes = plan_workspace(config, name_of(dtype), max_num_tokens, max_num_seqs, keeps_rows=True).num_bytes
     space = torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
     slabs = {shard: torch.full((size,), 0xFF, dtype=torch.uint8) for shard, size in shape.shard_bytes.items()}
     arena_shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
     arenas = [torch.full(arena_shape, torch.nan, dtype=dtype) for _ in range(config.num_layers)]
     memory = PlainMemory(slabs, arenas, space)
     runner = (build or Runner)(config, dtype, memory, kernels, max_num_tokens, max_num_seqs, HostBytes())
-    folder = WeightFolder(model_dir, config, dtype, kernels)
+    folder = WeightFolder(model_dir, config, name_of(dtype), kernels)
     for shard, slab in slabs.items():
         folder.load_shard(shard, slab)
     folder.load_final_norm(runner.final_norm)

@@ -18,8 +18,10 @@ import torch
 from underway import StepsUnderWay
 
 from jettison.device.devicebytes_host import HostBytes
+from jettison.device.dtypes import name_of
 from jettison.device.hostpool import HostBuffers
-from jettison.device.kernels import load_kernels
+from jettison.device.kernels.choosing import resolve_kernels
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.kernels.operands import IntegerMatrix, LayerConstants, LayerWeights, PackedMatrix
 from jettison.device.model.shards import model_shape
 from jettison.device.model.workspace import StepBuffers
@@ -140,7 +142,8 @@ class DoublePool(PagePool):
 
     def reserve(self, num_pages):
         arena = super().reserve(num_pages)
-        arena._tensor = wrapped(arena._tensor)
+        whole = wrapped(arena.tensor())
+        arena.tensor = lambda: whole
         return arena
 
 
@@ -206,7 +209,7 @@ class DoubleRunner(Runner):
         super().__init__(*args)
         self._likeliest = wrapped(self._likeliest)
         self._sampler = DoubleSampler(self.config.vocab_size)
-        self._shape = model_shape(self.config, self.dtype)
+        self._shape = model_shape(self.config, name_of(self.dtype))
 
     def start_step(self, step, hidden, port=None, gives_up=None):
         number = UNDER_WAY.begin(step, self._memory, self._shape, lambda tensor: bare(tensor).data_ptr())
@@ -274,11 +277,9 @@ class DoubleStep:
         return self._result
 
 
-class DoubleBackEnd:
-    """See ``BackEnd``."""
+class DoubleKind:
+    """See ``DeviceKind``."""
 
-    bytes = DoubleBytes()
-    computes_by_itself = True
     goes_ahead = True
     keeps_rows = True
 
@@ -286,7 +287,15 @@ class DoubleBackEnd:
         pass
 
     def resolve_kernels(self, name, dtype, processor=None):
-        return load_kernels(name, dtype, processor).name
+        return resolve_kernels(name, dtype, processor)
+
+
+class DoubleBackEnd:
+    """See ``BackEnd``."""
+
+    bytes = DoubleBytes()
+    computes_by_itself = True
+    kind = DoubleKind()
 
     def load_kernels(self, name, dtype):
         return DoubleKernels(load_kernels(name, dtype))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cardbackend import RowKernels, card_runner
 
-from jettison.device.kernels import load_kernels
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.model.families import FAMILIES
 from jettison.device.model.samples import SAMPLES, make_sample
 from jettison.device.reference import InDouble

@@ -11,8 +11,8 @@ import torch
 from attention_batch import VARIANTS, Batch, batches
 from hypothesis import given, settings
 
-from jettison.device.kernels import Kernels, load_kernels
-from jettison.device.kernels.base import apply_sinks, merge_parts, sum_dtype
+from jettison.device.kernels.base import Kernels, apply_sinks, merge_parts, sum_dtype
+from jettison.device.kernels.loading import load_kernels
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCE)

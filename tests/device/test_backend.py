@@ -19,6 +19,7 @@ from jettison.device.backend_host import HostBackEnd
 from jettison.device.beside import open_shared_copy
 from jettison.device.bytesview import as_numpy_uint8, as_tensor_uint8
 from jettison.device.choice import choose_back_end
+from jettison.device.dtypes import name_of
 from jettison.device.spec import DeviceSpec
 from jettison.device.step import SamplingRow, StepInput
 from jettison.device.worker import DeviceWorker, make_device
@@ -141,12 +142,12 @@ def test_rows_are_gathered_and_scattered_in_the_order_asked_for(back_end, memory
 
 def test_unknown_kernels_are_a_configuration_error(back_end):
     with pytest.raises(ConfigError, match="kernels must be"):
-        back_end.load_kernels("abacus", torch.float32)
-    kernels = back_end.load_kernels("auto", torch.float32)
-    assert back_end.load_kernels(kernels.name, torch.float32).name == kernels.name
-    assert back_end.resolve_kernels("auto", torch.float32) == kernels.name
+        back_end.load_kernels("abacus", "float32")
+    kernels = back_end.load_kernels("auto", "float32")
+    assert back_end.load_kernels(kernels.name, "float32").name == kernels.name
+    assert back_end.kind.resolve_kernels("auto", "float32") == kernels.name
     with pytest.raises(ConfigError, match="kernels must be"):
-        back_end.resolve_kernels("abacus", torch.float32)
+        back_end.kind.resolve_kernels("abacus", "float32")
 
 
 def test_a_page_size_that_cannot_be_is_refused(back_end):
@@ -495,7 +496,7 @@ def test_an_empty_device_is_filled_by_peers_once_it_knows_what_is_served(start, 
 def test_packed_matrices_are_filled_like_plain_ones(back_end, tiny_models, dtype):
     """The same bytes in the slabs, where the kernels have the same form: float64 and a card's have no packed one."""
     digests = []
-    packs = back_end.load_kernels("auto", getattr(torch, dtype)).packs((64, 64), getattr(torch, dtype))
+    packs = back_end.load_kernels("auto", name_of(dtype)).packs((64, 64), getattr(torch, dtype))
     for made, name in ((back_end, "auto"), (HostBackEnd(), "auto" if packs else "torch")):
         spec = DeviceSpec(
             model_dir=tiny_models["qwen3"], dtype=dtype, budget_bytes=4 << 20, block_size=4, max_num_tokens=64,

@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from jettison.device.kernels import load_kernels, native
+from jettison.device.dtypes import name_of
+from jettison.device.kernels import library
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.kernels.operands import PackedMatrix
 from jettison.device.model import weights
 from jettison.device.model.hf_config import read_config
@@ -35,7 +37,7 @@ def folder_of(tmp_path):
 
 def load(folder, dtype=torch.float64, kernels=None):
     """(slabs, digests, layouts) of all layers."""
-    source = WeightFolder(folder, read_config(folder), dtype, kernels)
+    source = WeightFolder(folder, read_config(folder), name_of(dtype), kernels)
     slabs, digests = {}, {}
     for shard, layout in source.layouts.items():
         slabs[shard] = torch.full((layout.num_bytes,), 0xFF, dtype=torch.uint8)
@@ -68,7 +70,7 @@ def stacked(folder) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_stacked_and_one_by_one_are_the_same(name, dtype, folder_of, monkeypatch):
     monkeypatch.setattr(weights, "PIECE_BYTES", 8192)  # several pieces for an expert
-    folder, kernels = folder_of(name), load_kernels("native" if native.supported_variants() else "torch")
+    folder, kernels = folder_of(name), load_kernels("native" if library.supported_variants() else "torch")
     slabs, digests, layouts = load(folder, dtype, kernels)
     stacked(folder)
     again, digests_again, stacked_layouts = load(folder, dtype, kernels)
@@ -92,7 +94,7 @@ def test_transposed_stacks_are_read_by_their_columns(folder_of, monkeypatch):
 
 
 def test_each_expert_is_packed_by_itself_and_the_router_is_wide(folder_of):
-    if not native.supported_variants():
+    if not library.supported_variants():
         pytest.skip("no native kernels")
     kernels, folder = load_kernels("native"), folder_of("GLM-4-MoE")
     slabs, _, layouts = load(folder, torch.bfloat16, kernels)
@@ -110,10 +112,10 @@ def test_each_expert_is_packed_by_itself_and_the_router_is_wide(folder_of):
 def test_layers_have_their_own_sizes(folder_of):
     """Layers of experts beside a dense one: the plan, the cost model and pages go by each shard's bytes."""
     config = read_config(folder_of("Qwen3-MoE"))
-    sizes = model_shape(config, torch.bfloat16).shard_bytes
+    sizes = model_shape(config, "bfloat16").shard_bytes
     assert [kind.is_sparse for kind in config.layers] == [True, False, True, True]
     assert sizes[layer_shard(0)] == sizes[layer_shard(2)] != sizes[layer_shard(1)]
-    layout = shard_layouts(config, torch.bfloat16)[layer_shard(0)]
+    layout = shard_layouts(config, "bfloat16")[layer_shard(0)]
     held = {slot.name: slot.shape for slot in layout.slots}
     assert held["experts_gate_up_weight"] == (5, 128, 64) and held["experts_down_weight"] == (5, 64, 64)
     assert "gate_up_weight" not in held

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jettison.device.kernels import load_kernels, native
+from jettison.device.kernels import library, native
 from jettison.device.kernels.experts import pass_experts
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.kernels.operands import ExpertWeights, PackedMatrix, RoutedBuffers, WeightStack
 from jettison.device.model.arithmetic import Experts
 from jettison.device.model.routing import route
@@ -23,7 +24,7 @@ def kernels_of(name: str, emulated):
     return load_kernels("torch") if name == "torch" else native.load_native(name)
 
 
-NAMES = ["torch", "emulated", *native.supported_variants()]
+NAMES = ["torch", "emulated", *library.supported_variants()]
 
 
 def stack(kernels, plain: torch.Tensor) -> WeightStack:
@@ -124,7 +125,7 @@ def test_a_token_depends_on_no_other(name, dtype, emulated):
     inner=st.sampled_from([32, 96, 24]), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_any_shape(tokens, number, chosen, hidden, inner, seed):
-    kernels = load_kernels("native" if native.supported_variants() else "torch")
+    kernels = load_kernels("native" if library.supported_variants() else "torch")
     layer = Layer(kernels, torch.float32, tokens, number, min(chosen, number), hidden, inner, seed=seed)
     out, _ = layer.run(kernels.experts)
     torch.testing.assert_close(out.double(), layer.expected("silu"), rtol=2e-5, atol=2e-5)

@@ -12,13 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from jettison.device.kernels import Kernels, load_kernels, native
+from jettison.device.kernels import library, native
+from jettison.device.kernels.base import Kernels
 from jettison.device.kernels.experts import pass_experts
 from jettison.device.kernels.integers import SCALE_DTYPES, widened
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.kernels.operands import ExpertWeights, IntegerMatrix, RoutedBuffers, WeightStack
 from jettison.device.model.integers import IntegerForm
 
-NAMES = ["torch", "emulated", *native.supported_variants()]
+NAMES = ["torch", "emulated", *library.supported_variants()]
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 FORMS = [IntegerForm(4, 32, "float16", "none"), IntegerForm(4, 32, "float16", "min"),

@@ -16,6 +16,7 @@ from quantized_goldens import DIGESTS, FOLDERS
 from quantizers import KEPT, quantize
 from safetensors.torch import load_file, save_file
 
+from jettison.device.dtypes import name_of
 from jettison.device.kernels.integers import pack_integers, widened
 from jettison.device.kernels.operands import IntegerMatrix
 from jettison.device.kernels.torch_kernels import TorchKernels
@@ -60,7 +61,7 @@ def made(plain, tmp_path_factory):
 
 
 def kept_config(folder, dtype=torch.float64, **options):
-    return keep_integers(read_config(folder), folder, dtype, TORCH, **options)
+    return keep_integers(read_config(folder), folder, name_of(dtype), TORCH, **options)
 
 
 def loaded(weights):
@@ -88,7 +89,7 @@ def exact_matrices(layouts, slabs):
 def test_kept_weights_are_scale_times_integer(way, made):
     quantized, exact = made(way)
     config = kept_config(quantized)
-    weights = WeightFolder(quantized, config, torch.float64, TORCH)
+    weights = WeightFolder(quantized, config, "float64", TORCH)
     found, expected = exact_matrices(weights.layouts, loaded(weights)), load_file(exact / "model.safetensors")
     assert len(found) == 2 * 7
     assert all(torch.equal(part, expected[name]) for name, part in found.items())
@@ -115,7 +116,7 @@ def told(folder, config, new_driver, dtype="float64", kernels="torch"):
 def test_folders_of_libraries_say_the_same_as_integers_and_widened(name):
     """Their groups are too small to be kept; the integers are there all the same."""
     folder = FOLDERS / name
-    weights = WeightFolder(folder, read_config(folder), torch.float32)
+    weights = WeightFolder(folder, read_config(folder), "float32")
     forms = weights.integer_forms()
     if "fp8" in name:
         assert not forms
@@ -143,14 +144,14 @@ def repeated(numbers, form):
 @pytest.mark.parametrize("name", ["gptq-3", "gptq-4-ordered"])
 def test_columns_that_are_out_of_order_are_widened(name):
     folder = FOLDERS / name
-    assert not WeightFolder(folder, read_config(folder), torch.float32).integer_forms()
+    assert not WeightFolder(folder, read_config(folder), "float32").integer_forms()
 
 
 def test_what_is_kept_is_smaller_and_told(made):
     quantized, _ = made("awq")
     config = kept_config(quantized, torch.bfloat16)
-    layout = shard_layouts(config, torch.bfloat16)[layer_shard(0)]
-    wide = shard_layouts(read_config(quantized), torch.bfloat16)[layer_shard(0)]
+    layout = shard_layouts(config, "bfloat16")[layer_shard(0)]
+    wide = shard_layouts(read_config(quantized), "bfloat16")[layer_shard(0)]
     forms = {slot.name: slot.form for slot in layout.slots if slot.form is not None}
     assert forms == dict.fromkeys(
         ("qkv_weight", "o_weight", "gate_up_weight", "down_weight"), IntegerForm(4, 32, "float16", "zero"))  # fmt: skip
@@ -158,11 +159,11 @@ def test_what_is_kept_is_smaller_and_told(made):
     assert sum(slot.num_bytes for slot in matrices) == sum(
         slot.shape[0] * slot.shape[1] * 5 // 8 for slot in matrices)  # fmt: skip
     assert wide.num_bytes - layout.num_bytes == sum(slot.shape[0] * slot.shape[1] * 11 // 8 for slot in matrices)
-    shape = model_shape(config, torch.bfloat16)
+    shape = model_shape(config, "bfloat16")
     assert shape.shard_bytes[layer_shard(1)] == layout.num_bytes
-    told = told_of_kept(config, torch.bfloat16)
+    told = told_of_kept(config, "bfloat16")
     assert told.endswith("bits a weight in memory; kept as integers but for embed, head")
-    assert told_of_kept(read_config(quantized), torch.bfloat16) is None
+    assert told_of_kept(read_config(quantized), "bfloat16") is None
 
 
 def as_blocks(folder, target, kind):
@@ -188,7 +189,7 @@ def test_a_table_that_is_embedding_and_head_is_kept_too(arch, kind, new_driver, 
     create_model(tmp_path / "plain", arch=arch, **SIZES, tied=True, vocab=288, dtype="float64", seed=4)
     blocks, wide = as_blocks(tmp_path / "plain", tmp_path, kind)
     config = kept_config(blocks)
-    assert told_of_kept(config, torch.float64).endswith(" bits a weight in memory; all kept as integers")
+    assert told_of_kept(config, "float64").endswith(" bits a weight in memory; all kept as integers")
     mine, theirs = told(blocks, config, new_driver, "float32", "auto"), told(wide, read_config(wide), new_driver)
     for one, other in zip(mine, theirs, strict=True):
         assert one.output == other.output
@@ -211,7 +212,7 @@ def test_parts_of_one_matrix_that_are_not_alike_are_widened(plain, tmp_path):
     assert {(layer_shard(0), "qkv_weight"), (layer_shard(1), "gate_up_weight")}.isdisjoint(
         kept[:2] for kept in config.kept)  # fmt: skip
     assert len(config.kept) == 2 * 4 - 2  # and no table, whose rows are no multiple of 32
-    weights = WeightFolder(blocks, config, torch.float64, TORCH)
+    weights = WeightFolder(blocks, config, "float64", TORCH)
     slabs = loaded(weights)
     for shard, slot_name in ((layer_shard(0), "qkv_weight"), (layer_shard(1), "gate_up_weight")):
         slot = next(slot for slot in weights.layouts[shard].slots if slot.name == slot_name)
@@ -231,7 +232,7 @@ def test_experts_that_are_not_alike_are_widened(tmp_path):
     config = kept_config(folder)
     kept = [shard for shard, slot, _ in config.kept if slot == "experts_down_weight"]
     assert kept == [layer_shard(1)]
-    weights = WeightFolder(folder, config, torch.float64, TORCH)
+    weights = WeightFolder(folder, config, "float64", TORCH)
     slot = next(slot for slot in weights.layouts[layer_shard(0)].slots if slot.name == "experts_down_weight")
     expected = torch.stack([plain[source.name].double() for source in slot.sources])
     assert torch.equal(slot.view(loaded(weights)[layer_shard(0)]), expected)
@@ -249,7 +250,7 @@ def damaged(folder, target, name, edit):
 def test_scales_are_checked(made, tmp_path):
     name = "model.layers.1.mlp.up_proj.scales"
     folder = damaged(made("awq")[0], tmp_path / "damaged", name, lambda scales: scales[0, :1].fill_(torch.nan))
-    weights = WeightFolder(folder, kept_config(folder), torch.float64, TORCH)
+    weights = WeightFolder(folder, kept_config(folder), "float64", TORCH)
     with pytest.raises(ModelError, match=rf"model\.safetensors: tensor {name} has values that are not finite; "):
         loaded(weights)
 
@@ -264,8 +265,8 @@ def test_zeros_that_config_json_denies(made, tmp_path):
     config = kept_config(folder)
     assert {kept.form.offset for kept in config.kept} == {"none"}
     with pytest.raises(ModelError, match=r"qzeros has zeros of its own, though .*--quantized-weights widened"):
-        loaded(WeightFolder(folder, config, torch.float64, TORCH))
-    loaded(WeightFolder(folder, read_config(folder), torch.float64, TORCH))
+        loaded(WeightFolder(folder, config, "float64", TORCH))
+    loaded(WeightFolder(folder, read_config(folder), "float64", TORCH))
 
 
 def with_biases(quantized, target, num_last=0.0):
@@ -285,9 +286,9 @@ def with_biases(quantized, target, num_last=0.0):
 @pytest.mark.parametrize("config_of", [kept_config, read_config])
 def test_biases_of_zeros_change_nothing(config_of, made, tmp_path):
     quantized, _ = made("gptq, 4 bits")
-    expected = loaded(WeightFolder(quantized, config_of(quantized), torch.float64, TORCH))
+    expected = loaded(WeightFolder(quantized, config_of(quantized), "float64", TORCH))
     folder = with_biases(quantized, tmp_path / "biased")
-    slabs = loaded(WeightFolder(folder, config_of(folder), torch.float64, TORCH))
+    slabs = loaded(WeightFolder(folder, config_of(folder), "float64", TORCH))
     assert all(torch.equal(slabs[shard], slab) for shard, slab in expected.items())
 
 
@@ -297,34 +298,34 @@ def test_a_bias_that_is_not_zero_is_refused(config_of, number, made, tmp_path):
     folder = with_biases(made("gptq, 4 bits")[0], tmp_path / "biased", number)
     name = "model.layers.1.mlp.down_proj.bias"
     with pytest.raises(ModelError, match=rf"model\.safetensors: tensor {name} is not zero, and by config"):
-        loaded(WeightFolder(folder, config_of(folder), torch.float64, TORCH))
+        loaded(WeightFolder(folder, config_of(folder), "float64", TORCH))
 
 
 def test_biases_are_no_sign_of_another_format(made, tmp_path):
     folder = with_biases(made("awq")[0], tmp_path / "biased")
     with pytest.raises(ModelError, match=r"unexpected tensor model\.layers\.0\.mlp\.down_proj\.bias"):
-        WeightFolder(folder, read_config(folder), torch.float64, TORCH).open()
+        WeightFolder(folder, read_config(folder), "float64", TORCH).open()
 
 
 def test_a_folder_that_was_quantized_anew_is_not_mixed_in(made):
     config = kept_config(made("awq")[0])
     other = made("compressed, 8 bits")[0]
     with pytest.raises(ModelError, match="was quantized in another way at the start; put the old file back, or rest"):
-        WeightFolder(other, config, torch.float64, TORCH).open()
+        WeightFolder(other, config, "float64", TORCH).open()
 
 
 def test_other_peers_and_pieces_make_the_same_bytes(made, monkeypatch):
     quantized, _ = made("compressed")
     config = kept_config(quantized)
-    whole = loaded(WeightFolder(quantized, config, torch.float64, TORCH))
+    whole = loaded(WeightFolder(quantized, config, "float64", TORCH))
     monkeypatch.setattr("jettison.device.model.weights.PIECE_BYTES", 8 * 64 * 5)
-    pieces = loaded(WeightFolder(quantized, config, torch.float64, TORCH))
+    pieces = loaded(WeightFolder(quantized, config, "float64", TORCH))
     assert all(torch.equal(whole[shard], pieces[shard]) for shard in whole)
 
 
 def test_heads_that_pair_neighbours_are_put_in_order(made):
     quantized, exact = made("awq")
-    weights = WeightFolder(quantized, kept_config(quantized), torch.float64, TORCH)
+    weights = WeightFolder(quantized, kept_config(quantized), "float64", TORCH)
     slot = next(slot for slot in weights.layouts[layer_shard(0)].slots if slot.name == "qkv_weight")
     source = slot.sources[0]._replace(order=HeadOrder(16, 8))
     matrix = IntegerMatrix(torch.zeros(slot.form.num_bytes(*source.shape), dtype=torch.uint8), *source.shape, slot.form)
@@ -340,7 +341,7 @@ def test_rows_that_change_places_are_no_view_of_the_file(plain, tmp_path):
     """As a column of scales would be, of a folder with one scale for a whole row."""
     folder = tmp_path / "quantized"
     quantize(plain, "gptq, 4 bits", folder, tmp_path / "widened", 64, is_exact=True)
-    weights = WeightFolder(folder, kept_config(folder), torch.float64, TORCH)
+    weights = WeightFolder(folder, kept_config(folder), "float64", TORCH)
     slot = next(slot for slot in weights.layouts[layer_shard(0)].slots if slot.name == "qkv_weight")
     source = slot.sources[0]._replace(order=HeadOrder(16, 8))
     with weights._reading() as rows_of:
@@ -363,9 +364,9 @@ def test_groups_by_name_of_a_folder_with_one_scale_a_row(group, plain, tmp_path)
     assert "o_weight" in {slot for _, slot, _ in config.kept}
     if group == 1:
         with pytest.raises(ModelError, match=f"{name} names groups beyond the 1 that have scales"):
-            loaded(WeightFolder(folder, config, torch.float64, TORCH))
+            loaded(WeightFolder(folder, config, "float64", TORCH))
     else:
-        loaded(WeightFolder(folder, config, torch.float64, TORCH))
+        loaded(WeightFolder(folder, config, "float64", TORCH))
 
 
 @pytest.mark.parametrize("way", ["gptq, 4 bits", "compressed, 8 bits"])
@@ -375,10 +376,10 @@ def test_random_weights_have_the_forms_of_config_json(way, made):
     files = kept_config(quantized)
     assert [each[:2] for each in config.kept] == [each[:2] for each in files.kept]
     assert {each.form.bits for each in config.kept} == {each.form.bits for each in files.kept}
-    weights = SeededWeights(quantized, config, torch.float64, TORCH)
-    slabs, again = loaded(weights), loaded(SeededWeights(quantized, config, torch.float64, TORCH))
+    weights = SeededWeights(quantized, config, "float64", TORCH)
+    slabs, again = loaded(weights), loaded(SeededWeights(quantized, config, "float64", TORCH))
     assert all(torch.equal(slabs[shard], again[shard]) for shard in slabs)
-    plain = SeededWeights(quantized, replace(config, kept=()), torch.float64)
+    plain = SeededWeights(quantized, replace(config, kept=()), "float64")
     wide = plain.layouts[layer_shard(0)].views(loaded(plain)[layer_shard(0)])["o_weight"]
     found = exact_matrices(weights.layouts, slabs)["model.layers.0.self_attn.o_proj.weight"]
     assert 0.9 < found.std() / wide.std() < 1.1 and abs(found.mean()) < 0.1 * found.std()
@@ -395,7 +396,7 @@ def test_a_created_model_is_its_twin_of_exact_weights(arch, quantized, tmp_path)
     if arch == "qwen3_moe":
         slots = {"qkv_weight", "o_weight", "experts_gate_up_weight", "experts_down_weight"}
     assert {kept.slot for kept in config.kept} == slots
-    weights = WeightFolder(tmp_path / "kept", config, torch.float64, TORCH)
+    weights = WeightFolder(tmp_path / "kept", config, "float64", TORCH)
     slabs, expected = loaded(weights), load_file(tmp_path / "exact" / "model.safetensors")
     compared = 0
     for shard, layout in weights.layouts.items():
@@ -416,7 +417,7 @@ def test_columns_that_make_no_whole_words_stay_plain(tmp_path):
                  quantized="int4-g4")  # fmt: skip
     names = load_file(tmp_path / "odd" / "model.safetensors").keys()
     assert [name for name in names if name.endswith("packed")] == ["model.layers.0.mlp.down_proj.weight_packed"]
-    WeightFolder(tmp_path / "odd", read_config(tmp_path / "odd"), torch.float32).open()
+    WeightFolder(tmp_path / "odd", read_config(tmp_path / "odd"), "float32").open()
 
 
 @pytest.mark.parametrize("name", ["int3", "int4-g", "int4-g0", "q4_0", "int8-gx"])

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from jettison.device.kernels import load_kernels, rows_are_independent
+from jettison.device.dtypes import name_of
+from jettison.device.kernels.choosing import rows_are_independent
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.step import Shed, StepInput, StepOutput
 from jettison.errors import RowsLostError
 from jettison.types import LayerRange
@@ -130,8 +132,8 @@ def joined(first, second, num_rows: int | None):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("split", [False, True])
 def test_a_step_in_parts_has_the_bits_of_a_whole_one(tiny_models, new_runner, new_driver, dtype, split) -> None:
-    kernels = load_kernels("auto", dtype)
-    if dtype is not torch.float64 and not rows_are_independent(kernels.name, dtype):
+    kernels = load_kernels("auto", name_of(dtype))
+    if dtype is not torch.float64 and not rows_are_independent(kernels.name, name_of(dtype)):
         pytest.skip("rows depend on the batch here")
     for name, folder in tiny_models.items():
         drivers = []
@@ -148,7 +150,7 @@ def test_a_step_in_parts_has_the_bits_of_a_whole_one(tiny_models, new_runner, ne
         for request in expected.requests:
             one, other = expected.requests[request], got.requests[request]
             assert one.output == other.output, (name, request)
-            if rows_are_independent(kernels.name, dtype):
+            if rows_are_independent(kernels.name, name_of(dtype)):
                 assert one.logprobs == other.logprobs and one.prompt_logprobs == other.prompt_logprobs, (name, request)
 
 

@@ -11,15 +11,18 @@ import pytest
 import torch
 
 from jettison.device import beside
-from jettison.device.kernels import Processor, load_kernels, native, resolve_kernels, rows_are_independent
-from jettison.device.kernels.processor import AMX_BF16, TILES_GRANTED, choose_kind, cpu_flags
+from jettison.device.dtypes import Dtype
+from jettison.device.kernels import library
+from jettison.device.kernels.choosing import resolve_kernels, rows_are_independent
+from jettison.device.kernels.loading import load_kernels
+from jettison.device.kernels.processor import AMX_BF16, TILES_GRANTED, Processor, choose_kind, cpu_flags
 from jettison.errors import ConfigError
 
-BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+BF16, F32, F64 = "bfloat16", "float32", "float64"
 ZEN4 = frozenset({"avx2", "fma", "avx512f", "avx512_bf16"})
 SAPPHIRE_RAPIDS = ZEN4 | {"amx_tile", "amx_int8", "amx_bf16", TILES_GRANTED}
 
-needs_native = pytest.mark.skipif(not native.supported_variants(), reason="no native kernels built")
+needs_native = pytest.mark.skipif(not library.supported_variants(), reason="no native kernels built")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +38,7 @@ needs_native = pytest.mark.skipif(not native.supported_variants(), reason="no na
     ],
 )
 def test_auto_is_a_function_of_features_and_precision(
-    dtype: torch.dtype, features: frozenset[str], expected: str
+    dtype: Dtype, features: frozenset[str], expected: str
 ) -> None:
     assert choose_kind(dtype, features, has_native_tiles=False) == expected
 
@@ -56,7 +59,7 @@ def test_flags_of_the_first_processor() -> None:
 def test_auto_resolves_to_one_name_that_loads_the_same(
     features: frozenset[str]
 ) -> None:
-    variants = tuple(name for name in native.supported_variants() if name != native.TILES)
+    variants = tuple(name for name in library.supported_variants() if name != library.TILES)
     processor, best, has_amx = Processor(features, variants), variants[0], features >= AMX_BF16
     expected = {BF16: f"native-{best}" + "+torch-linear" * has_amx, F32: f"native-{best}", F64: f"native-{best}"}
     for dtype, name in expected.items():
@@ -72,18 +75,18 @@ def test_auto_resolves_to_one_name_that_loads_the_same(
 @needs_native
 def test_tiles_that_compute_wrong_results_are_passed_over_for_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processor has AMX and the library was built with it, but its self-check fails."""
-    best, *others = native.supported_variants()
+    best, *others = library.supported_variants()
     if not others:
         pytest.skip("one instruction set only")
-    honest = native.passes_self_check
+    honest = library.passes_self_check
     monkeypatch.setattr(
-        native, "passes_self_check", lambda kernels: kernels.name != f"native-{best}" and honest(kernels)
+        library, "passes_self_check", lambda opened, name: name != best and honest(opened, name)
     )
-    monkeypatch.setattr(native, "TILES", best)
+    monkeypatch.setattr(library, "TILES", best)
     processor = Processor(SAPPHIRE_RAPIDS, (best, *others))
     assert resolve_kernels("auto", BF16, processor) == f"native-{others[0]}+torch-linear"
     assert resolve_kernels("auto", F32, processor) == f"native-{others[0]}"
-    monkeypatch.setattr(native, "passes_self_check", honest)
+    monkeypatch.setattr(library, "passes_self_check", honest)
     assert resolve_kernels("auto", BF16, processor) == f"native-{best}"
 
 
@@ -106,13 +109,13 @@ def test_names_say_whether_rows_are_independent() -> None:
 def test_native_with_torch_linear_is_native_but_for_products_in_bfloat16() -> None:
     mixed, pure = load_kernels("native+torch-linear"), load_kernels("native")
     generator = torch.Generator().manual_seed(0)
-    for dtype in (F64, F32, BF16):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
         x = torch.randn(37, 96, generator=generator).to(dtype)
         weight, bias = (torch.randn(*size, generator=generator).to(dtype) for size in ((130, 96), (130,)))
         for b in (None, bias):
             ours, theirs = torch.empty(37, 130, dtype=dtype), torch.empty(37, 130, dtype=dtype)
             mixed.linear(x, weight, b, ours)
-            if dtype == BF16:
+            if dtype == torch.bfloat16:
                 theirs.copy_(torch.nn.functional.linear(x, weight, b))
             else:
                 pure.linear(x, weight, b, theirs)
@@ -127,9 +130,10 @@ def test_native_with_torch_linear_is_native_but_for_products_in_bfloat16() -> No
 def test_every_number_of_rows_goes_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = load_kernels("native+torch-linear")
     monkeypatch.setattr(mixed, "_linear", lambda *_: pytest.fail("a native product"))
-    weight = torch.randn(48, 64).to(BF16)
+    weight = torch.randn(48, 64).to(torch.bfloat16)
     for rows in (1, 2, 15, 16, 17, 64, 300):
-        mixed.linear(torch.randn(rows, 64).to(BF16), weight, None, torch.empty(rows, 48, dtype=BF16))
+        x, out = torch.randn(rows, 64).to(torch.bfloat16), torch.empty(rows, 48, dtype=torch.bfloat16)
+        mixed.linear(x, weight, None, out)
 
 
 @pytest.mark.parametrize("name", ["magic", "torch+torch-linear", "native+", "+torch-linear", "auto+torch-linear"])
@@ -139,14 +143,14 @@ def test_other_names_are_refused(name: str) -> None:
 
 
 def test_kernels_that_cannot_be_had_are_not_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    native._library.cache_clear()
-    monkeypatch.setattr(native, "LIBRARY_PATH", tmp_path / "missing.so")
+    library.open_library.cache_clear()
+    monkeypatch.setattr(library, "LIBRARY_PATH", tmp_path / "missing.so")
     try:
         assert resolve_kernels("auto", BF16, Processor(SAPPHIRE_RAPIDS, ())) == "torch"
         with pytest.raises(ConfigError, match="not built"):
             resolve_kernels("native+torch-linear", BF16)
     finally:
-        native._library.cache_clear()
+        library.open_library.cache_clear()
 
 
 def test_caches_are_bounded_unless_somebody_has_set_them() -> None:
@@ -159,7 +163,7 @@ WALK = """
 import json, sys
 from pathlib import Path
 import torch
-from jettison.device.kernels import load_kernels
+from jettison.device.kernels.loading import load_kernels
 
 def resident(field):
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -190,7 +194,7 @@ print(json.dumps({"walked": walked, "kept": resident("RssAnon") - start, "peak":
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("name", [*(["native+torch-linear"] if native.supported_variants() else []), "torch"])
+@pytest.mark.parametrize("name", [*(["native+torch-linear"] if library.supported_variants() else []), "torch"])
 def test_products_keep_little_beside_the_weights(name: str) -> None:
     """Every number of rows in a fresh process: code for a few products at most, and no copy of the weights."""
     done = subprocess.run([sys.executable, "-c", WALK, name], capture_output=True, text=True, check=True, timeout=300)

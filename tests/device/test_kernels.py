@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 
-from jettison.device.kernels import Kernels, build, load_kernels, native, registry
+from jettison.device.kernels import build, library, registry
+from jettison.device.kernels.base import Kernels
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.kernels.registry import (
     KernelSet,
     KernelsUnavailableError,
@@ -28,7 +30,7 @@ from jettison.device.kernels.registry import (
 from jettison.device.spec import HOST
 from jettison.errors import ConfigError
 
-NATIVE = [f"native-{name}" for name in native.supported_variants()]
+NATIVE = [f"native-{name}" for name in library.supported_variants()]
 VARIANTS = [name for name in kernel_names(HOST) if NATIVE or not find_kernels(name)[0].has_variants] + NATIVE
 """Every set that is registered for host memory and can run here, and every instruction set of the native one."""
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -257,8 +259,8 @@ def test_a_gpus_kernels_cannot_be_had_without_one(name: str) -> None:
 def test_without_a_library_auto_falls_back_with_one_note(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    native._library.cache_clear()
-    monkeypatch.setattr(native, "LIBRARY_PATH", tmp_path / "missing.so")
+    library.open_library.cache_clear()
+    monkeypatch.setattr(library, "LIBRARY_PATH", tmp_path / "missing.so")
     try:
         with caplog.at_level(logging.INFO):
             assert load_kernels("auto").name == "torch"
@@ -266,31 +268,31 @@ def test_without_a_library_auto_falls_back_with_one_note(
         assert "jettison.device.kernels.build" in caplog.text
         with pytest.raises(ConfigError, match="not built"):
             load_kernels("native")
-        assert native.supported_variants() == []
+        assert library.supported_variants() == []
         (tmp_path / "missing.so").write_bytes(b"no library")
         with pytest.raises(ConfigError, match="does not load"):
             load_kernels("native")
     finally:
-        native._library.cache_clear()
+        library.open_library.cache_clear()
 
 
-@pytest.mark.skipif(not native.supported_variants(), reason="no native kernels built")
+@pytest.mark.skipif(not library.supported_variants(), reason="no native kernels built")
 def test_a_library_built_from_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    native._library.cache_clear()
+    library.open_library.cache_clear()
     monkeypatch.setattr(build, "build_id", lambda: "other")
     try:
         with pytest.raises(ConfigError, match="other sources"):
             load_kernels("native")
     finally:
-        native._library.cache_clear()
+        library.open_library.cache_clear()
 
 
-@pytest.mark.skipif(not native.supported_variants(), reason="no native kernels built")
+@pytest.mark.skipif(not library.supported_variants(), reason="no native kernels built")
 def test_a_miscompiled_variant_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    best, *others = native.supported_variants()
-    honest = native.passes_self_check
+    best, *others = library.supported_variants()
+    honest = library.passes_self_check
     monkeypatch.setattr(
-        native, "passes_self_check", lambda kernels: kernels.name != f"native-{best}" and honest(kernels)
+        library, "passes_self_check", lambda opened, name: name != best and honest(opened, name)
     )
     assert load_kernels("auto").name == (f"native-{others[0]}" if others else "torch")
 
@@ -312,9 +314,9 @@ def test_no_compiler_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_build_makes_a_loadable_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # One variant, not optimized: a second instead of twenty.
     monkeypatch.setattr(build, "variants", lambda: (build.Variant("portable", ("-O0",)),))
-    library = ctypes.CDLL(str(build.build_library(tmp_path)))
-    library.jettison_build_id.restype = library.jettison_variants.restype = ctypes.c_char_p
-    assert library.jettison_build_id().decode() == build.build_id()
-    assert library.jettison_variants() == b"portable"
-    assert library.jettison_cpu_supports(b"portable") == 1
-    assert library.jettison_cpu_supports(b"abacus") == 0
+    built = ctypes.CDLL(str(build.build_library(tmp_path)))
+    built.jettison_build_id.restype = built.jettison_variants.restype = ctypes.c_char_p
+    assert built.jettison_build_id().decode() == build.build_id()
+    assert built.jettison_variants() == b"portable"
+    assert built.jettison_cpu_supports(b"portable") == 1
+    assert built.jettison_cpu_supports(b"abacus") == 0

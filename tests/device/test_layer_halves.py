@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from jettison.device.kernels import layer, load_kernels
+from jettison.device.dtypes import name_of
+from jettison.device.kernels import layer
 from jettison.device.kernels.base import Kernels
-from jettison.device.kernels.native import supported_variants
+from jettison.device.kernels.library import supported_variants
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.kernels.operands import IntegerMatrix, LayerConstants, LayerWeights, PackedMatrix, Weight
 from jettison.device.model.integers import IntegerForm
 
@@ -105,7 +107,7 @@ def rows() -> tuple[Any, ...]:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NAMES)
 def test_windows_caps_and_norms_of_heads_have_the_bits_of_their_kernels(name: str, dtype: torch.dtype) -> None:
-    kernels = load_kernels(name, dtype)
+    kernels = load_kernels(name, name_of(dtype))
     made = []
     for window, softcap, norm in (
         (0, 0.0, "rms"), (3, 0.0, "rms"), (0, 0.5, "rms"), (2, 0.5, "rms_plus_one"), (5, 0.0, "rms_once"),
@@ -130,7 +132,7 @@ def test_windows_caps_and_norms_of_heads_have_the_bits_of_their_kernels(name: st
 def test_halves_have_the_bits_of_their_kernels(
     name: str, dtype: torch.dtype, hidden: int, is_integer: bool, has_norms: bool, threads: int
 ) -> None:
-    kernels = load_kernels(name, dtype)
+    kernels = load_kernels(name, name_of(dtype))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -167,7 +169,7 @@ def likeliest(kernels: Kernels, logits: Tensor) -> list[int]:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_likeliest_token_is_the_lowest_of_the_largest(name: str, dtype: torch.dtype) -> None:
-    kernels = load_kernels(name, dtype)
+    kernels = load_kernels(name, name_of(dtype))
     for cols in (1, 7, 1000, 40_000):
         logits = some(5, cols + 3, dtype=dtype)[:, :cols]
         expected = [row.index(max(row)) for row in logits.tolist()]
@@ -178,7 +180,7 @@ def test_the_likeliest_token_is_the_lowest_of_the_largest(name: str, dtype: torc
 
 @pytest.mark.skipif(not supported_variants(), reason="no native kernels built")
 def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
-    kernels = load_kernels("native", torch.float64)
+    kernels = load_kernels("native", "float64")
     torch.manual_seed(3)
     weights, buffers, constants = make(kernels, torch.float64, 64, True)
     tables, lens, contexts, positions = rows()

@@ -7,12 +7,13 @@ import random
 import pytest
 import torch
 
-from jettison.device.kernels import load_kernels, native
+from jettison.device.kernels import library
+from jettison.device.kernels.loading import load_kernels
 from jettison.types import LayerRange
 
 NUM_BLOCKS = 256
 NAMES = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"]
-MIXED = ["native+torch-linear"] if native.supported_variants() else []
+MIXED = ["native+torch-linear"] if library.supported_variants() else []
 
 
 @pytest.fixture(params=["torch", "auto", *MIXED], scope="module")

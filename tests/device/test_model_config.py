@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
+from jettison.device.dtypes import resolve_dtype
 from jettison.device.model.arithmetic import Arithmetic, LayerKind, Rope, RopeScaling
-from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.families import FAMILIES
 from jettison.device.model.hf_config import read_config
 from jettison.errors import ConfigError, ModelError
@@ -323,10 +322,10 @@ def test_the_context_ends_where_attention_would_be_in_chunks(read, caplog, tmp_p
 @pytest.mark.parametrize(
     ("stored", "name", "expected"),
     [
-        ("bfloat16", "auto", torch.bfloat16),
-        ("float16", "auto", torch.float32),
-        (None, "auto", torch.float32),
-        ("bfloat16", "float64", torch.float64),
+        ("bfloat16", "auto", "bfloat16"),
+        ("float16", "auto", "float32"),
+        (None, "auto", "float32"),
+        ("bfloat16", "float64", "float64"),
     ],
 )
 def test_dtype_names(read, stored, name, expected):

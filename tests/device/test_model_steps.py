@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from jettison.device.kernels import load_kernels
+from jettison.device.dtypes import name_of
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.model.workspace import Workspace
+from jettison.device.model.workspaceplan import plan_workspace
 from jettison.device.runner import Runner
 from jettison.device.step import PromptLogprobsRow, StepInput, StepOutput
 
@@ -90,7 +92,7 @@ def test_input_hidden_states_are_left_alone(runner):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_workspace_buffers_lie_inside_and_apart(runner, dtype):
     config = runner.config
-    num_bytes = Workspace.num_bytes(config, dtype, 16, 2, keeps_rows=True)
+    num_bytes = plan_workspace(config, name_of(dtype), 16, 2, keeps_rows=True).num_bytes
     memory = torch.zeros(num_bytes, dtype=torch.uint8)
     workspace = Workspace(memory, config, dtype, 16, 2, keeps_rows=True)
     assert workspace.logits.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)

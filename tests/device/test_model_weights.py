@@ -12,6 +12,7 @@ import torch
 from answers import answers
 from safetensors.torch import load_file, save_file
 
+from jettison.device.dtypes import name_of
 from jettison.device.model import weights
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.shards import model_shape, shard_layouts
@@ -38,7 +39,7 @@ def change(folder, edit) -> None:
 
 def load_all(folder, dtype=torch.float64) -> dict[str, dict[str, torch.Tensor]]:
     config = read_config(folder)
-    source = WeightFolder(folder, config, dtype)
+    source = WeightFolder(folder, config, name_of(dtype))
     loaded = {}
     for shard, layout in source.layouts.items():
         slab = torch.full((layout.num_bytes,), 0xFF, dtype=torch.uint8)
@@ -57,7 +58,7 @@ def test_slots_hold_the_checkpoint(name, tiny_models):
     checkpoint = {key: value for path in folder.glob("*.safetensors") for key, value in load_file(path).items()}
     loaded = load_all(folder)
     config = read_config(folder)
-    for shard, layout in shard_layouts(config, torch.float64).items():
+    for shard, layout in shard_layouts(config, "float64").items():
         for slot in layout.slots:
             parts = [checkpoint.pop(source.name) for source in slot.sources]
             assert torch.equal(loaded[shard][slot.name], torch.cat(parts))
@@ -69,8 +70,8 @@ def test_slots_hold_the_checkpoint(name, tiny_models):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_slots_are_aligned_and_apart(name, dtype, tiny_models):
     config = read_config(tiny_models[name])
-    shape = model_shape(config, dtype)
-    layouts = shard_layouts(config, dtype)
+    shape = model_shape(config, name_of(dtype))
+    layouts = shard_layouts(config, name_of(dtype))
     assert layouts.keys() == shape.shard_bytes.keys() == shape.all_shards
     for shard, layout in layouts.items():
         end = 0
@@ -137,7 +138,7 @@ def test_a_head_that_differs_unties(tiny_models, tmp_path, monkeypatch, caplog, 
     monkeypatch.setattr(weights, "PIECE_BYTES", 1000)
     folder = shutil.copytree(tiny_models["llama3-rope"], tmp_path / "model")
     add_head(folder, change_head)
-    config = with_its_own_head(read_config(folder), folder, dtype)
+    config = with_its_own_head(read_config(folder), folder, name_of(dtype))
     assert config.tied_embeddings == is_tied
     told = [] if is_tied else [f"{folder / 'config.json'}: tie_word_embeddings is true, but lm_head.weight differs"]
     assert [line.partition(" from ")[0] for line in caplog.messages] == told
@@ -159,15 +160,15 @@ def test_a_model_that_its_files_untie_is_the_one_that_says_so(tiny_models, tmp_p
 @pytest.mark.parametrize("name", ["llama", "llama3-rope"])
 def test_without_two_tables_nothing_is_untied(tiny_models, tmp_path, name):
     config = read_config(tiny_models[name])
-    assert with_its_own_head(config, tiny_models[name], torch.float32) == config
-    assert with_its_own_head(config, tmp_path, torch.float32) == config
+    assert with_its_own_head(config, tiny_models[name], "float32") == config
+    assert with_its_own_head(config, tmp_path, "float32") == config
 
 
 def test_a_tied_model_may_bring_its_head_alone(tiny_models, tmp_path):
     folder = shutil.copytree(tiny_models["llama3-rope"], tmp_path / "model")
     before = load_all(folder)["embed"]["embed"]
     change(folder, lambda tensors: tensors.update({"lm_head.weight": tensors.pop("model.embed_tokens.weight")}))
-    assert with_its_own_head(read_config(folder), folder, torch.float64).tied_embeddings
+    assert with_its_own_head(read_config(folder), folder, "float64").tied_embeddings
     assert torch.equal(load_all(folder)["embed"]["embed"], before)
 
 
@@ -275,7 +276,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused(folder, keep, monk
     killed."""
     monkeypatch.setattr(weights, "PIECE_BYTES", 1000)
     path = folder / "model.safetensors"
-    source = WeightFolder(folder, read_config(folder), torch.float64)
+    source = WeightFolder(folder, read_config(folder), "float64")
     slab = torch.zeros(source.layouts[layer_shard(1)].num_bytes, dtype=torch.uint8)
     loading = source.loading(layer_shard(1), slab)
     next(loading)
@@ -288,7 +289,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused(folder, keep, monk
 def test_a_file_that_breaks_after_the_check_is_refused(folder):
     """As when a restore falls back to the disk, hours after the start."""
     config = read_config(folder)
-    source = WeightFolder(folder, config, torch.float64)
+    source = WeightFolder(folder, config, "float64")
     source.open()
     change(folder, drop(Q0))
     slab = torch.zeros(source.layouts[layer_shard(0)].num_bytes, dtype=torch.uint8)

@@ -7,7 +7,7 @@ import importlib
 import pytest
 import torch
 
-from jettison.device.kernels import load_kernels
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.kernels.norms import rms_normalized
 from jettison.device.model.families import FAMILIES
 from jettison.device.model.norms import Norms

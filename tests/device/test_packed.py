@@ -10,14 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from jettison.device.kernels import load_kernels, native
+from jettison.device.dtypes import name_of
+from jettison.device.kernels import library
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.kernels.operands import PackedMatrix
 from jettison.device.kernels.processor import TORCH_LINEAR
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.identity import digest_of
 from jettison.device.model.weights import WeightFolder
 
-NATIVE = [f"native-{name}" for name in native.supported_variants()]
+NATIVE = [f"native-{name}" for name in library.supported_variants()]
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -96,7 +98,7 @@ def test_what_cannot_be(name):
     assert not kernels.packs((64, 33), torch.float32)
     assert not kernels.packs((64,), torch.float32)
     assert not kernels.packs((64, 32), torch.float64)
-    assert not load_kernels(TORCH_LINEAR, torch.bfloat16).packs((64, 32), torch.bfloat16)
+    assert not load_kernels(TORCH_LINEAR, "bfloat16").packs((64, 32), torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -104,7 +106,8 @@ def test_a_slab_holds_what_the_folder_has_and_its_digest_is_of_its_bytes(tiny_mo
     kernels, num_packed = load_kernels(NATIVE[0]), 0
     for model_dir in tiny_models.values():
         config = read_config(model_dir)
-        source, plain = WeightFolder(model_dir, config, dtype, kernels), WeightFolder(model_dir, config, dtype)
+        own = model_dir, config, name_of(dtype)
+        source, plain = WeightFolder(*own, kernels), WeightFolder(*own)
         for shard, layout in source.layouts.items():
             slab, plain_slab = (torch.full((layout.num_bytes,), fill, dtype=torch.uint8) for fill in (255, 0))
             assert source.load_shard(shard, slab) == digest_of(slab)

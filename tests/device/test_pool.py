@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.device.kernels.native import LIBRARY_PATH, load_native
+from jettison.device.kernels.library import LIBRARY_PATH
+from jettison.device.kernels.native import load_native
 from jettison.device.kernels.registry import KernelsUnavailableError
 
 

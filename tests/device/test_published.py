@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from published import LEAVING_SIZES_OUT, PUBLISHED, Values
 
-from jettison.device.kernels import load_kernels
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.model.create import write_random_weights
 from jettison.device.model.families import FAMILIES
 from jettison.device.model.hf_config import DecoderConfig, parse_config, read_config

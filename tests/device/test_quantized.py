@@ -39,12 +39,12 @@ def read_all(folder):
     config = read_config(folder)
     read_tokenizer(folder)
     read_end_tokens(folder, config.vocab_size)
-    WeightFolder(folder, config, torch.float32).open()
+    WeightFolder(folder, config, "float32").open()
 
 
 def refusal(folder):
     with pytest.raises(ModelError) as caught:
-        WeightFolder(folder, read_config(folder), torch.float32).open()
+        WeightFolder(folder, read_config(folder), "float32").open()
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -78,7 +78,7 @@ def test_a_key_of_the_configuration(folder, config):
 def test_a_key_that_says_nothing(folder, config):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
-    WeightFolder(folder, read_config(folder), torch.float32).open()
+    WeightFolder(folder, read_config(folder), "float32").open()
 
 
 PACKED = torch.zeros(48, 6, dtype=torch.int32)
@@ -132,7 +132,7 @@ def test_tensors_of_a_quantizer(folder, kind):
 @pytest.mark.parametrize("name", ["quantize_config.json", "quant_config.json", "hf_quant_config.json"])
 def test_a_file_of_a_quantizer(folder, name):
     (folder / name).write_text("{}")
-    WeightFolder(folder, read_config(folder), torch.float32).open()  # all weights are there
+    WeightFolder(folder, read_config(folder), "float32").open()  # all weights are there
     change(folder, lambda tensors: tensors.update({f"{LAYER}.packed_by_something_new": SCALES}))
     assert refusal(folder).startswith(f"{folder}: {name}")
     (folder / "model.safetensors").rename(folder / "gptq_model-4bit-128g.safetensors")
@@ -232,7 +232,7 @@ class TestWeightsThatLieThereTwice:
         return folder
 
     def found(self, folder):
-        source = WeightFolder(folder, read_config(folder), torch.float32)
+        source = WeightFolder(folder, read_config(folder), "float32")
         source.open()
         norm = torch.zeros(48)
         source.load_final_norm(norm)
@@ -267,7 +267,7 @@ class TestWeightsThatLieThereTwice:
 
 
 def test_what_is_found(folder):
-    source = WeightFolder(folder, read_config(folder), torch.float32)
+    source = WeightFolder(folder, read_config(folder), "float32")
     found = find_weights(folder, list(source._sources()), lambda name, shape: False)
     assert found.files == (folder / "model.safetensors",)
     assert set(found.file_of.values()) == {folder / "model.safetensors"}

@@ -10,8 +10,8 @@ from cardbackend import RowKernels, card_runner
 from hypothesis import given, settings
 
 from jettison.device.devicebytes_host import HostBytes
-from jettison.device.kernels import load_kernels
 from jettison.device.kernels.base import apply_sinks, merge_parts, sum_dtype
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.remote import Attending, RemoteParts, attend_for_peer, unpack_answer
 from jettison.device.step import RemoteKV, StepInput
 

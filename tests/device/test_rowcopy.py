@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.device import rowcopy
-from jettison.device.kernels.native import supported_variants
+from jettison.device.kernels.library import supported_variants
 from jettison.device.rowcopy import RowCopy
 
 WAYS = ["native", "slow"] if supported_variants() else ["slow"]

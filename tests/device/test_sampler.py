@@ -278,7 +278,7 @@ def test_inconsistent_arguments_are_refused() -> None:
 
 def test_a_row_without_numbers_fails_alone(tiny_models, new_runner) -> None:
     """One request's broken logits must not end its neighbours: the runner marks that row only."""
-    from jettison.device.kernels import load_kernels
+    from jettison.device.kernels.loading import load_kernels
     from jettison.types import FAILED_TOKEN_ID
 
     runner = new_runner(next(iter(tiny_models.values())), kernels=load_kernels("torch"))

@@ -13,7 +13,8 @@ from device_shards import copy_shard, shard_of
 from doubledevice import BYPASSES, DoubleBackEnd
 
 from jettison.device.backend_host import HostBackEnd
-from jettison.device.kernels import load_kernels, native
+from jettison.device.kernels import library
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.kernels.operands import PackedMatrix
 from jettison.device.model import seeded, weights
 from jettison.device.model.hf_config import read_config
@@ -98,7 +99,7 @@ def test_values_have_the_size_of_a_layer_s_inputs_and_do_not_repeat():
 def test_a_digest_is_of_the_slab_whatever_pieces_filled_it(folder, piece_bytes, monkeypatch):
     monkeypatch.setattr(weights, "PIECE_BYTES", piece_bytes)
     monkeypatch.setattr(seeded, "PIECE_BYTES", piece_bytes)
-    source = SeededWeights(folder, read_config(folder), torch.bfloat16)
+    source = SeededWeights(folder, read_config(folder), "bfloat16")
     source.open()
     for shard, layout in source.layouts.items():
         slabs = [torch.full((layout.num_bytes,), fill, dtype=torch.uint8) for fill in (0, 255)]
@@ -156,13 +157,13 @@ def test_two_lives_a_restore_and_a_peer_have_equal_weights(folder, back_end, dty
     assert not BYPASSES
 
 
-@pytest.mark.skipif(not native.supported_variants(), reason="needs kernels that pack")
+@pytest.mark.skipif(not library.supported_variants(), reason="needs kernels that pack")
 def test_packed_matrices_have_the_rows_of_plain_ones(tmp_path):
     """In the order of an architecture whose heads' rows change places."""
     make_sample(NAMED["GLM-4"], tmp_path / "glm", 1)
     config, rows = read_config(tmp_path / "glm"), []
     for kernels in (load_kernels("torch"), load_kernels("native")):
-        folder = SeededWeights(tmp_path / "glm", config, torch.float32, kernels)
+        folder = SeededWeights(tmp_path / "glm", config, "float32", kernels)
         layout = folder.layouts["layer:0"]
         slab = torch.empty(layout.num_bytes, dtype=torch.uint8)
         folder.load_shard("layer:0", slab)
@@ -177,10 +178,10 @@ def test_packed_matrices_have_the_rows_of_plain_ones(tmp_path):
 
 
 def test_another_shape_is_another_model(folder):
-    before = SeededWeights(folder, read_config(folder), torch.float32)
+    before = SeededWeights(folder, read_config(folder), "float32")
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(values | {"intermediate_size": values["intermediate_size"] * 2}))
-    after = SeededWeights(folder, read_config(folder), torch.float32)
+    after = SeededWeights(folder, read_config(folder), "float32")
     digests = [
         source.load_shard("layer:0", torch.empty(source.layouts["layer:0"].num_bytes, dtype=torch.uint8))
         for source in (before, after)

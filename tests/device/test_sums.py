@@ -7,12 +7,13 @@ import random
 import pytest
 import torch
 
-from jettison.device.kernels import load_kernels, native
+from jettison.device.kernels import library
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.kernels.operands import PackedMatrix
 from jettison.device.kernels.processor import TORCH_LINEAR
 from jettison.types import LayerRange
 
-NATIVE = [f"native-{name}" for name in native.supported_variants()]
+NATIVE = [f"native-{name}" for name in library.supported_variants()]
 BF16 = torch.bfloat16
 NUM_ROWS, NUM_OUTPUTS = 200, 107
 """More rows than tiles have, and outputs of whole groups and of some beyond."""

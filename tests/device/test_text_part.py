@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from jettison.device.kernels import load_kernels
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.samples import NAMED, make_sample
 from jettison.errors import ModelError

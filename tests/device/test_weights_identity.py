@@ -12,6 +12,7 @@ import torch
 from device_shards import copy_shard, shard_of
 from safetensors.torch import load_file, save_file
 
+from jettison.device.dtypes import name_of
 from jettison.device.model import weights
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.identity import FileMark, agreed_identity, changed_at, config_digest, digest_of
@@ -73,7 +74,7 @@ def test_a_digest_is_of_the_slab_whatever_pieces_filled_it_and_whatever_was_ther
     name, dtype, piece_bytes, tiny_models, monkeypatch
 ):
     monkeypatch.setattr(weights, "PIECE_BYTES", piece_bytes)
-    source = WeightFolder(tiny_models[name], read_config(tiny_models[name]), dtype)
+    source = WeightFolder(tiny_models[name], read_config(tiny_models[name]), name_of(dtype))
     for shard, layout in source.layouts.items():
         slabs = [torch.full((layout.num_bytes,), fill, dtype=torch.uint8) for fill in (0, 255)]
         digests = {source.load_shard(shard, slab) for slab in slabs} | {digest_of(slab) for slab in slabs}
@@ -83,13 +84,13 @@ def test_a_digest_is_of_the_slab_whatever_pieces_filled_it_and_whatever_was_ther
 def test_every_parameter_counts(folder):
     """One element of any tensor, the least significant bit of it, changes the digest of its shard and no other."""
     config = read_config(folder)
-    source = WeightFolder(folder, config, torch.float64)
+    source = WeightFolder(folder, config, "float64")
     before = {s: source.load_shard(s, torch.empty(n.num_bytes, dtype=torch.uint8)) for s, n in source.layouts.items()}
     for shard, layout in source.layouts.items():
         for name in (source.name for slot in layout.slots for source in slot.sources):
             spare = shutil.copytree(folder, folder.parent / "spare", dirs_exist_ok=True)
             edit(spare, lambda tensors, name=name: tensors[name].view(-1)[-1:].view(torch.uint8)[0:1].bitwise_xor_(1))
-            other = WeightFolder(spare, config, torch.float64)
+            other = WeightFolder(spare, config, "float64")
             after = {s: other.load_shard(s, torch.empty(n.num_bytes, dtype=torch.uint8))
                      for s, n in other.layouts.items()}
             assert {s for s in before if before[s] != after[s]} == {shard}, name

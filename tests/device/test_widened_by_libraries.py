@@ -9,6 +9,7 @@ import torch
 from quantized_goldens import DIGESTS, FOLDERS
 from safetensors.torch import load_file
 
+from jettison.device.dtypes import name_of
 from jettison.device.model import weights
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.identity import digest_of
@@ -25,7 +26,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 def loaded(folder, dtype) -> dict[str, torch.Tensor]:
     """Every tensor of the checkpoint, as the slabs hold it."""
     found = {}
-    source = WeightFolder(folder, read_config(folder), dtype)
+    source = WeightFolder(folder, read_config(folder), name_of(dtype))
     for shard, layout in source.layouts.items():
         slab = torch.empty(layout.num_bytes, dtype=torch.uint8)
         source.load_shard(shard, slab)

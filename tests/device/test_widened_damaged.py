@@ -20,7 +20,7 @@ PACKED = f"{Q}.weight_packed"
 
 
 def load_all(folder):
-    source = WeightFolder(folder, read_config(folder), torch.float32)
+    source = WeightFolder(folder, read_config(folder), "float32")
     for shard, layout in source.layouts.items():
         source.load_shard(shard, torch.empty(layout.num_bytes, dtype=torch.uint8))
 
@@ -156,7 +156,7 @@ def test_a_matrix_that_is_stored_plainly_is_read_plainly(copied):
     tensors = {name: tensor for name, tensor in load_file(path).items() if not name.startswith(Q)}
     plain = torch.randn(32, 32)
     save_file(tensors | {f"{Q}.weight": plain}, path)
-    source = WeightFolder(folder, read_config(folder), torch.float32)
+    source = WeightFolder(folder, read_config(folder), "float32")
     layout = source.layouts["layer:0"]
     slab = torch.empty(layout.num_bytes, dtype=torch.uint8)
     source.load_shard("layer:0", slab)
@@ -186,7 +186,7 @@ def test_modules_of_several_groups(copied):
 def test_zeros_that_a_symmetric_folder_need_not_have(copied):
     path = copied("ct-int4") / "model.safetensors"
     save_file(load_file(path) | {f"{Q}.weight_zero_point": torch.zeros(32, 2, dtype=torch.int8)}, path)
-    source = WeightFolder(path.parent, read_config(path.parent), torch.float32)
-    without = WeightFolder(FOLDERS / "ct-int4", read_config(FOLDERS / "ct-int4"), torch.float32)
+    source = WeightFolder(path.parent, read_config(path.parent), "float32")
+    without = WeightFolder(FOLDERS / "ct-int4", read_config(FOLDERS / "ct-int4"), "float32")
     slab = torch.empty(source.layouts["layer:0"].num_bytes, dtype=torch.uint8)
     assert source.load_shard("layer:0", slab) == without.load_shard("layer:0", slab)

@@ -15,7 +15,7 @@ from device_shards import copy_shard, shard_of
 
 from jettison.device.backend_host import HostBackEnd
 from jettison.device.beside import open_shared_copy
-from jettison.device.kernels import native
+from jettison.device.kernels import library
 from jettison.device.model import weights
 from jettison.device.spec import DeviceSpec
 from jettison.device.step import StepInput
@@ -27,7 +27,7 @@ from jettison.types import LayerRange, ModelShape
 
 NUM_BLOCKS = 72
 ALL = LayerRange(0, 4)
-EXACT = "native" if native.supported_variants() else "torch"
+EXACT = "native" if library.supported_variants() else "torch"
 """Below float64 ``auto`` may be kernels whose rows depend on their batch."""
 LOW, HIGH = LayerRange(0, 1), LayerRange(1, 4)
 PROMPTS = {name: random.Random(i).choices(range(256), k=9 + 7 * i) for i, name in enumerate("abc")}

@@ -14,6 +14,7 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from e2e_server import MODEL, eventually
@@ -90,3 +91,13 @@ def test_top_shows_its_instances(server):
     done = CliRunner().invoke(app, ["top", server.url, "--once"], env={"COLUMNS": "160"})
     assert done.exit_code == 0, done.output
     assert "ready" in done.output and MODEL in done.output and len(re.findall("group [01]", done.output)) == 2
+
+
+def test_only_workers_and_what_forks_them_hold_torch(server, client):
+    """A hundred MiB and a second of a processor for each process that imports it; one has for all. It has served."""
+    client.completions.create(model=MODEL, prompt="hello", max_tokens=2)
+    workers = server.worker_pids()
+    forkers = {psutil.Process(pid).ppid() for pid in workers}
+    holding = {pid for pid in server.pids() if "libtorch" in Path(f"/proc/{pid}/maps").read_text()}
+    assert len(workers) == 2 and len(forkers) == 1
+    assert holding == workers | forkers

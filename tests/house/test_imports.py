@@ -72,6 +72,9 @@ TORCH_FREE_ROOMS = (
     "modelfiles",
 )
 
+COMPUTING = ("device", "demo", "live.profile", "live.verify", "simulate.validate_command")
+"""Rooms and modules with a device in their own process: the only ones that load torch, and of ``device`` not all."""
+
 
 def imported_names(tree: ast.AST, module: str, is_package: bool) -> list[tuple[str, int]]:
     """``(dotted name, line)`` of everything a module imports, inside functions and TYPE_CHECKING too."""
@@ -249,9 +252,9 @@ def test_only_the_device_imports_torch(sources):
     assert not offenders, "\n".join(offenders)
 
 
-def test_rooms_without_torch_load_without_torch(sources):
-    """By what is loaded, not by what is written: a third party could bring torch in."""
-    names = [module.name for module in sources if module.room in TORCH_FREE_ROOMS]
+def loaded_with(names):
+    """Top-level packages in a fresh process that has imported these modules: what is loaded, not what is written, as a
+    third party could bring torch in."""
     script = (
         "import importlib, json, sys\n"
         f"for name in {names!r}: importlib.import_module(name)\n"
@@ -261,7 +264,24 @@ def test_rooms_without_torch_load_without_torch(sources):
     assert run.returncode == 0, run.stderr
     loaded = set(json.loads(run.stdout))
     assert "jettison" in loaded
+    return loaded
+
+
+def test_rooms_without_torch_load_without_torch(sources):
+    loaded = loaded_with([module.name for module in sources if module.room in TORCH_FREE_ROOMS])
     assert not loaded & {"torch", "transformers", "safetensors", "fastapi", "matplotlib"}
+
+
+def test_only_what_computes_loads_torch(sources):
+    """A controller, a front end, a parent, a keeper and every command start without: an import takes a second of a
+    processor, and 200 MiB."""
+    names = [
+        module.name for module in sources
+        if not any(is_in(module.name, part) for part in COMPUTING) and not module.name.endswith("__main__")
+    ]
+    assert {"jettison.server.launch", "jettison.server.parent.starter", "jettison.live.host.far_keeper",
+            "jettison.live.worker.main", "jettison.cli.main"} <= set(names)  # fmt: skip
+    assert not loaded_with(names) & {"torch", "transformers", "triton"}
 
 
 @pytest.mark.parametrize(

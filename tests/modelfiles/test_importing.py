@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from jettison.cli.main import main
+from jettison.device.dtypes import name_of
 from jettison.device.kernels import integers
 from jettison.device.kernels.operands import IntegerMatrix
 from jettison.device.kernels.torch_kernels import TorchKernels
 from jettison.device.model.create import create_model
-from jettison.device.model.dtypes import DTYPES
 from jettison.device.model.end_tokens import read_end_tokens
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.kept import keep_integers
@@ -121,10 +121,10 @@ def test_blocks_stay_as_they_are(name: str, kind: Kind, tmp_path: Path) -> None:
     assert weights.stat().st_size < file_bytes * 1.1
     config = read_config(folder)
     assert config.stored_dtype == "bfloat16"
-    kept = keep_integers(config, folder, torch.float64, TorchKernels())
+    kept = keep_integers(config, folder, "float64", TorchKernels())
     assert {each.form for each in kept.kept} == {block_kinds.KINDS[kind.name.lower()]}
     for served, dtype in ((config, torch.float32), (kept, torch.float64)):
-        source = WeightFolder(folder, served, dtype, TorchKernels())
+        source = WeightFolder(folder, served, name_of(dtype), TorchKernels())
         for shard, layout in source.layouts.items():
             slab = torch.empty(layout.num_bytes, dtype=torch.uint8)
             source.load_shard(shard, slab)
@@ -233,7 +233,6 @@ def test_end_tokens_and_files_are_those_of_an_ordinary_folder(llama: Path, tmp_p
     }  # fmt: skip
     assert (tmp_path / "imported" / "model.safetensors").stat().st_mode == (
         tmp_path / "imported" / "config.json").stat().st_mode  # fmt: skip
-    assert DTYPES["float32"] == torch.float32
 
 
 def test_sampling_that_the_file_says_is_the_folders(llama: Path, tmp_path: Path) -> None:

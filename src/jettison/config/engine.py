@@ -154,6 +154,11 @@ class EngineConfig:
         """How many instances there may be at one time."""
         return self.scale.max_instances or self.instances
 
+    @property
+    def threads_of_a_worker(self) -> int:
+        """As told, or an even share of the cores."""
+        return self.num_threads or max(1, usable_cores() // self.most_instances)
+
     def flat(self) -> dict[str, Any]:
         """Key -> value, in the order of ``KEYS``: ``resolve(**config.flat()) == config``, also by way of JSON, where a
         card's memory is in use as it was."""

@@ -8,7 +8,8 @@ A back end is chosen once, where a worker is made (``device.choice``), and nothi
     runner     here                      steps, with the sampler that draws from their logits
     buffers    here                      the host pool, and copies to and from it, some of them beside steps
 
-What is alike on all of them is above: which shards are resident and whole, which weights they are, what fits a step.
+What a controller knows of it is its kind (``device.kind``). What is alike on all of them is above: which shards are
+resident and whole, which weights they are, what fits a step.
 ``tests/device/test_backend.py`` holds each of them to what stands here.
 """
 
@@ -21,16 +22,17 @@ import torch
 from torch import Tensor
 
 from jettison.device.devicebytes import Bytes, DeviceBytes
+from jettison.device.dtypes import Dtype
 from jettison.device.hostcopy import HostCopy
-from jettison.device.kernels import Kernels, Processor
+from jettison.device.kernels.base import Kernels
+from jettison.device.kind import DeviceKind
 from jettison.device.memory import DeviceMemory
 from jettison.device.model.decoder import GivesUp, ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.pages import PagePool
 from jettison.device.remote import AttentionPort
 from jettison.device.step import Int32s, Running, StepInput
-from jettison.memory.pagemap import PageSizes
-from jettison.types import LayerRange, ModelShape
+from jettison.types import LayerRange
 
 
 class StepRunner(Protocol):
@@ -52,7 +54,7 @@ class StepRunner(Protocol):
         The result is the residual stream [T, hidden_size] for the next stage, in memory of its own; or, where the range
         ends with the last layer, a StepOutput with the time that it took; None where the step was given up: nothing was
         sampled, and of the blocks only the new positions of its own rows were written. A Shed where it has shed rows
-        (``BackEnd.keeps_rows``).
+        (``DeviceKind.keeps_rows``).
 
         Raises, or the result does, ValueError or IndexError for a step that does not fit the model or the limits;
         blocks of the step's own rows may have been written by then, nothing else has changed. A step may follow another
@@ -135,28 +137,11 @@ class BackEnd(Protocol):
         ...
 
     @property
-    def goes_ahead(self) -> bool:
-        """Whether the device is idle while the host plans, so that steps are planned ahead
-        (``core.serving.stepsahead``) unless ``--step-ahead`` says otherwise."""
+    def kind(self) -> DeviceKind:
+        """What a controller knows of it."""
         ...
 
-    @property
-    def keeps_rows(self) -> bool:
-        """Whether its steps can shed rows at a safepoint, and others go on with them (``StepInput.sheds_from``,
-        ``resumes_step``)."""
-        ...
-
-    def check_addresses(self, budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
-        """Raise BudgetError where no process here could reserve what such a device needs. Opens no device: what only a
-        worker can tell is told at its start."""
-        ...
-
-    def resolve_kernels(self, name: str, dtype: torch.dtype, processor: Processor | None = None) -> str:
-        """The kernels' own name of what a configuration calls ``name``, which all workers of a cluster load. Opens no
-        device. ``processor``: what the host is taken for, where kernels depend on it. Raises ConfigError."""
-        ...
-
-    def load_kernels(self, name: str, dtype: torch.dtype) -> Kernels:
+    def load_kernels(self, name: str, dtype: Dtype) -> Kernels:
         """Kernels by their configured or resolved name. Raises ConfigError."""
         ...
 
@@ -168,7 +153,7 @@ class BackEnd(Protocol):
         self, config: DecoderConfig, dtype: torch.dtype, memory: ModelMemory, kernels: Kernels, max_num_tokens: int,
         max_num_seqs: int,
     ) -> StepRunner:
-        """Over open memory with a workspace of ``Workspace.num_bytes``. Cheap: no parameter is read."""
+        """Over open memory with a workspace as ``model.workspaceplan`` has it. Cheap: no parameter is read."""
         ...
 
     def make_host_pool(self, num_slots: int, num_layers: int, block_bytes: int) -> HostPool:

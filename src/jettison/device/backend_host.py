@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from jettison.device.addresses import check_addresses
 from jettison.device.devicebytes_host import HostBytes
+from jettison.device.dtypes import Dtype
 from jettison.device.hostpool import HostBuffers
-from jettison.device.kernels import Kernels, Processor, load_kernels, resolve_kernels
+from jettison.device.kernels.base import Kernels
+from jettison.device.kernels.loading import load_kernels
+from jettison.device.kind_host import HostKind
 from jettison.device.model.decoder import ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.pages_host import PagePool
 from jettison.device.runner import Runner
-from jettison.memory.pagemap import PageSizes
-from jettison.types import ModelShape
 
 
 class HostBackEnd:
@@ -21,19 +21,9 @@ class HostBackEnd:
 
     bytes = HostBytes()
     computes_by_itself = False
-    goes_ahead = False
-    """Its steps run on the thread that would prepare the next one."""
-    keeps_rows = True
+    kind = HostKind()
 
-    def check_addresses(self, budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
-        """By reserving them, and giving them back."""
-        check_addresses(self.make_pool(budget_bytes, sizes.page_bytes), workspace_bytes, shape, sizes)
-
-    def resolve_kernels(self, name: str, dtype: torch.dtype, processor: Processor | None = None) -> str:
-        """By loading them: an instruction set counts where it works."""
-        return resolve_kernels(name, dtype, processor)
-
-    def load_kernels(self, name: str, dtype: torch.dtype) -> Kernels:
+    def load_kernels(self, name: str, dtype: Dtype) -> Kernels:
         """See ``load_kernels``."""
         return load_kernels(name, dtype)
 

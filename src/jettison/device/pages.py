@@ -17,9 +17,10 @@ Rules of every back end, tested by ``tests/device/test_pages_contract.py``:
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class Arena(Protocol):

@@ -20,11 +20,13 @@ import mmap
 import os
 import sys
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-
+from jettison.device.bytesview import as_tensor_uint8
 from jettison.errors import MappingError, OutOfPagesError
+
+if TYPE_CHECKING:
+    import torch
 
 HOST_PAGE_BYTES = 65536
 """Default page size. It is not 4 KiB, because each map call costs microseconds, and the kernel allows 65,530 separate
@@ -230,14 +232,13 @@ class Arena:
         self._pool = pool
         self.address = address
         self.num_pages = num_pages
-        # The ctypes array must live as long as the tensor, which holds it; neither owns the memory.
+        # The ctypes array lives as long as what is made of it; none of that owns the memory.
         span = (ctypes.c_uint8 * (num_pages * pool.page_bytes)).from_address(address)
         self._view = memoryview(span).cast("B")
-        self._tensor = torch.frombuffer(span, dtype=torch.uint8)
 
     def tensor(self) -> torch.Tensor:
         """uint8 ``[num_pages * page_bytes]`` over the span; only mapped positions may be touched."""
-        return self._tensor
+        return as_tensor_uint8(self._view)
 
     def view(self, offset: int, num_bytes: int) -> memoryview:
         """Writable bytes of the span, for the kernel to copy into."""

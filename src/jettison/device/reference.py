@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from jettison.device.dtypes import Dtype, torch_dtype
 from jettison.device.grammars import output_masks
-from jettison.device.model.dtypes import DTYPES
 from jettison.device.model.quantized.config import scheme_of_folder
 from jettison.errors import ModelError
 from jettison.types import Grammar
@@ -90,14 +90,15 @@ class TransformersReference:
 
         logging.disable_progress_bar()
         self._model_dir = Path(model_dir)
-        self._mode: type[Any] = InDouble if DTYPES[dtype] is torch.float64 else nullcontext
+        numbers = torch_dtype(cast(Dtype, dtype))
+        self._mode: type[Any] = InDouble if dtype == "float64" else nullcontext
         with self._mode():
             self._model = AutoModelForCausalLM.from_pretrained(
-                model_dir, dtype=DTYPES[dtype], attn_implementation="eager", experts_implementation="eager",
+                model_dir, dtype=numbers, attn_implementation="eager", experts_implementation="eager",
                 use_safetensors=True, local_files_only=True,
             ).eval()
-        self._ulp = torch.finfo(DTYPES[dtype]).eps
-        self._is_exact = DTYPES[dtype] is torch.float64
+        self._ulp = torch.finfo(numbers).eps
+        self._is_exact = dtype == "float64"
 
     @torch.inference_mode()
     def logits(self, token_ids: list[int]) -> torch.Tensor:

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from jettison.device.devicebytes import Bytes, DeviceBytes
-from jettison.device.kernels import Kernels
-from jettison.device.kernels.base import merge_parts, sum_dtype
+from jettison.device.kernels.base import Kernels, merge_parts, sum_dtype
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.step import Int32s, StepInput
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from jettison.device.kernels.native import load_copy_rows
+from jettison.device.kernels.library import load_copy_rows
 from jettison.device.kernels.registry import KernelsUnavailableError
 
 PIECE_BYTES = 256 << 10

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from jettison.device.devicebytes import Bytes, DeviceBytes
 from jettison.device.keptrows import KeptRows
-from jettison.device.kernels import Kernels
+from jettison.device.kernels.base import Kernels
 from jettison.device.lasttokens import LastTokens
 from jettison.device.model.batch import Batch
 from jettison.device.model.decoder import Decoder, GivesUp, ModelMemory

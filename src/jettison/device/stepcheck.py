@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jettison.device.devicebytes import DeviceBytes
-from jettison.device.kernels import Kernels
+from jettison.device.kernels.base import Kernels
 from jettison.device.model.decoder import ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.remote import AttentionPort, RemoteParts

@@ -20,11 +20,11 @@ from torch import Tensor
 from jettison.device.backend import BackEnd, HostPool, StepRunner
 from jettison.device.choice import choose_back_end
 from jettison.device.devicebytes import Bytes, as_bytes
+from jettison.device.dtypes import resolve_dtype, torch_dtype
 from jettison.device.hostcopy import HostCopy
 from jettison.device.mapahead import MappedAhead
 from jettison.device.memory import DeviceMemory
 from jettison.device.model.decoder import GivesUp
-from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.identity import (
     Digest,
@@ -39,7 +39,7 @@ from jettison.device.model.seeded import weights_by
 from jettison.device.model.shards import model_shape
 from jettison.device.model.tying import with_its_own_head
 from jettison.device.model.weights import PIECE_BYTES
-from jettison.device.model.workspace import Workspace
+from jettison.device.model.workspaceplan import plan_workspace
 from jettison.device.remote import AttentionPort
 from jettison.device.rowmasks import DeviceMasks
 from jettison.device.sharedcopy import SharedCopy
@@ -108,30 +108,30 @@ class DeviceWorker:
         dtype = resolve_dtype(spec.dtype, config)
         if spec.config is None:
             config = with_its_own_head(config, spec.model_dir, dtype, spec.load_format)
-        kernels = back_end.load_kernels(spec.kernels, dtype)
+        kernels, numbers = back_end.load_kernels(spec.kernels, dtype), torch_dtype(dtype)
         weights = weights_by(spec.load_format)(spec.model_dir, config, dtype, kernels, self._bytes)
         if not spec.starts_empty:
             weights.open()
         shape = model_shape(config, dtype)
         memory = DeviceMemory(
             back_end.make_pool(spec.budget_bytes, spec.page_bytes), self._bytes, budget_bytes=spec.budget_bytes,
-            shape=shape, dtype=dtype, block_size=spec.block_size,
-            workspace_bytes=Workspace.num_bytes(
-                config, dtype, spec.max_num_tokens, spec.max_num_seqs, keeps_rows=back_end.keeps_rows
-            ),
+            shape=shape, dtype=numbers, block_size=spec.block_size,
+            workspace_bytes=plan_workspace(
+                config, dtype, spec.max_num_tokens, spec.max_num_seqs, keeps_rows=back_end.kind.keeps_rows
+            ).num_bytes,
         )
         layers = shape.all_layers if spec.layers is None else spec.layers
         if not layers or not shape.all_layers.covers(layers):
             raise ConfigError(f"layers {layers.lo} to {layers.hi} are not in the model's {config.num_layers}")
         self.config, self.shape, self.kernels_name, self._weights = config, shape, kernels.name, weights
-        self._dtype = dtype
+        self._dtype = numbers
         try:
             if spec.shared_copy_fd is not None:
                 self._shared = SharedCopy(spec.shared_copy_fd, shape, self._bytes)
             self._memory = memory
             self._resident, self._kv_layers = shape.shards_for(layers), layers
             memory.start(LayoutSpec(self._resident, layers))
-            runner = back_end.make_runner(config, dtype, memory, kernels, spec.max_num_tokens, spec.max_num_seqs)
+            runner = back_end.make_runner(config, numbers, memory, kernels, spec.max_num_tokens, spec.max_num_seqs)
             self._runner = runner
             self._masks = DeviceMasks(spec, config.vocab_size)
             slots = num_host_slots(spec.host_bytes, shape, spec.block_size)

@@ -24,24 +24,24 @@ def test_kernels_have_names_without_a_card() -> None:
     back_end = choose_back_end("cuda")
     assert isinstance(back_end, CudaBackEnd)
     for name, resolved in (("auto", "cuda-invariant"), ("cuda", "cuda"), ("cuda-invariant", "cuda-invariant")):
-        assert back_end.resolve_kernels(name, torch.bfloat16) == resolved
+        assert back_end.kind.resolve_kernels(name, "bfloat16") == resolved
     with pytest.raises(ConfigError, match="kernels must be auto, cuda or cuda-invariant, not 'native'"):
-        back_end.resolve_kernels("native", torch.bfloat16)
+        back_end.kind.resolve_kernels("native", "bfloat16")
     with pytest.raises(ConfigError, match="a card computes in float32 or bfloat16, not in"):
-        back_end.resolve_kernels("auto", torch.float64)
+        back_end.kind.resolve_kernels("auto", "float64")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_a_machine_without_a_card_says_so() -> None:
     with pytest.raises(ConfigError, match="CUDA device"):
-        CudaBackEnd().load_kernels("auto", torch.bfloat16)
+        CudaBackEnd().load_kernels("auto", "bfloat16")
 
 
 def test_addresses_are_counted() -> None:
     back_end = CudaBackEnd()
-    back_end.check_addresses(60 << 30, 64 * MIB, SHAPE, SIZES)
+    back_end.kind.check_addresses(60 << 30, 64 * MIB, SHAPE, SIZES)
     with pytest.raises(BudgetError, match="a card has 70368744177664 bytes of addresses"):
-        back_end.check_addresses(2 << 40, 64 * MIB, SHAPE, SIZES)
+        back_end.kind.check_addresses(2 << 40, 64 * MIB, SHAPE, SIZES)
 
 
 def test_pages_must_be_whole_pages_of_the_host() -> None:
@@ -50,14 +50,15 @@ def test_pages_must_be_whole_pages_of_the_host() -> None:
             CudaBackEnd().make_pool(1 << 30, wrong)
 
 
-def test_a_controller_opens_nothing() -> None:
+def test_asking_and_making_one_open_nothing() -> None:
     script = (
         "import sys; sys.modules['triton'] = None\n"
+        "from jettison.device.choice import choose_back_end, kind_of\n"
+        "assert kind_of('cuda').resolve_kernels('auto', 'bfloat16') == 'cuda-invariant'\n"
+        "assert 'torch' not in sys.modules\n"
         "import torch\n"
         "torch.cuda.init = torch.cuda.current_device = None\n"
-        "from jettison.device.choice import choose_back_end\n"
         "back_end = choose_back_end('cuda')\n"
-        "assert back_end.resolve_kernels('auto', torch.bfloat16) == 'cuda-invariant'\n"
         "back_end.bytes, back_end.make_pool(1 << 30, 2 << 20), back_end.make_host_pool(4, 2, 64)\n"
         "assert not torch.cuda.is_initialized()\n"
     )

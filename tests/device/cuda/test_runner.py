@@ -17,11 +17,12 @@ from jettison.device.cuda.card import Card
 from jettison.device.cuda.kernels import CudaKernels
 from jettison.device.cuda.runner import CudaRunner, Limits
 from jettison.device.devicebytes_host import HostBytes
-from jettison.device.kernels import load_kernels
+from jettison.device.dtypes import name_of
+from jettison.device.kernels.loading import load_kernels
 from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.samples import NAMED, make_sample
 from jettison.device.model.shards import model_shape
-from jettison.device.model.workspace import Workspace
+from jettison.device.model.workspaceplan import plan_workspace
 from jettison.device.step import SamplingRow, StepInput
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 4
@@ -123,14 +124,15 @@ class BigModel:
         dtype = torch.bfloat16
         device, limits = torch.device("cuda"), Limits(4096, 64)
         generator = torch.Generator("cuda").manual_seed(1)
-        sizes = model_shape(config, dtype).shard_bytes
+        sizes = model_shape(config, name_of(dtype)).shard_bytes
         self.slabs = {
             shard: torch.empty(size // 2, dtype=dtype, device=device).normal_(0, 0.03, generator=generator)
             .view(torch.uint8) for shard, size in sizes.items()
         }  # fmt: skip
         shape = (1024, 2, config.num_kv_heads, 16, config.head_dim)
         self.arenas = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(self.layers)]
-        self.space = torch.zeros(Workspace.num_bytes(config, dtype, *limits), dtype=torch.uint8, device=device)
+        num_bytes = plan_workspace(config, name_of(dtype), *limits).num_bytes
+        self.space = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self.card = make_card()
         kernels = CudaKernels("cuda-invariant", device)
         self.runner = CudaRunner(config, dtype, self, kernels, limits, HostBytes(), self.card)

@@ -38,6 +38,11 @@ TWO = [Card("GPU-a", "NVIDIA H100"), Card("GPU-b", "NVIDIA H100")]
 MEMORY = CardMemory(20 << 30, 1 << 30)
 
 
+def put_in_place_of_cards(monkeypatch, back_end):
+    for places, made in ((choice._BACK_ENDS, back_end), (choice._KINDS, type(back_end.kind))):
+        monkeypatch.setitem(places, "cuda", f"{made.__module__}:{made.__name__}")
+
+
 @pytest.fixture
 def plug(monkeypatch):
     def put(found: list[Card], memory: CardMemory = MEMORY) -> None:
@@ -47,7 +52,7 @@ def plug(monkeypatch):
             monkeypatch.setattr(module, "missing_software", lambda: None)
         monkeypatch.setattr(cards, "missing_software", lambda: None)
 
-    monkeypatch.setitem(choice._BACK_ENDS, "cuda", f"{DoubleBackEnd.__module__}:{DoubleBackEnd.__name__}")
+    put_in_place_of_cards(monkeypatch, DoubleBackEnd)
     return put
 
 
@@ -167,7 +172,7 @@ class BigCard(PretendedBackEnd):
 def test_two_instances_of_one_configuration_serve_through_a_drop_on_a_card(plug, monkeypatch):
     """``--device cuda --page-size auto``, and nothing else said: from the configuration to the same tokens."""
     plug(TWO[:1], CardMemory(3 << 30, 0))
-    monkeypatch.setitem(choice._BACK_ENDS, "cuda", f"{BigCard.__module__}:{BigCard.__name__}")
+    put_in_place_of_cards(monkeypatch, BigCard)
     with TemporaryDirectory() as folder:
         create_model(Path(folder), arch="llama", layers=4, hidden=32, heads=2, kv_heads=1, max_position_embeddings=256)
         answers = {}

@@ -13,8 +13,8 @@ import pytest
 
 from jettison.config import EngineConfig
 from jettison.device import beside
-from jettison.device.kernels import Processor, native
-from jettison.device.kernels.processor import AMX_BF16
+from jettison.device.kernels import library
+from jettison.device.kernels.processor import AMX_BF16, Processor
 from jettison.device.model.create import create_model
 from jettison.errors import NotReadyError
 from jettison.live.engine.assembly import assemble
@@ -25,9 +25,9 @@ from jettison.profiles import default_path, fingerprint
 from jettison.server.launch import health_details
 from jettison.types import FinishReason, Request, SamplingParams
 
-pytestmark = pytest.mark.skipif(not native.supported_variants(), reason="no native kernels built")
+pytestmark = pytest.mark.skipif(not library.supported_variants(), reason="no native kernels built")
 
-WITHOUT_TILES = tuple(name for name in native.supported_variants() if name != native.TILES)
+WITHOUT_TILES = tuple(name for name in library.supported_variants() if name != library.TILES)
 """Also on a processor that has them, so that it is taken for one whose tiles nothing native uses."""
 BEST = f"native-{(WITHOUT_TILES or [''])[0]}"
 MIXED = f"{BEST}+torch-linear"
@@ -82,10 +82,10 @@ def test_without_amx_auto_is_native(model_dir: Path) -> None:
     assert assemble(config_of(model_dir), PLAIN).kernels == BEST
 
 
-@pytest.mark.skipif(native.TILES not in native.supported_variants(), reason="no tile registers here")
+@pytest.mark.skipif(library.TILES not in library.supported_variants(), reason="no tile registers here")
 def test_where_native_kernels_have_tiles_auto_is_native(model_dir: Path) -> None:
     assembly = assemble(config_of(model_dir))
-    assert (assembly.kernels, assembly.rows_are_independent) == (f"native-{native.TILES}", True)
+    assert (assembly.kernels, assembly.rows_are_independent) == (f"native-{library.TILES}", True)
 
 
 @pytest.mark.parametrize("num_left", range(1, len(WITHOUT_TILES) + 1))
@@ -115,7 +115,7 @@ async def test_a_cluster_runs_with_torchs_products(model_dir: Path, caplog: pyte
     """Real workers, a merge and a restore under load; what is printed and reported."""
     rng = random.Random(2)
     engine = Engine(config_of(model_dir, kernels="native+torch-linear", restore_dwell_ms=0))
-    here = f"native-{native.supported_variants()[0]}+torch-linear"
+    here = f"native-{library.supported_variants()[0]}+torch-linear"
     with pytest.raises(NotReadyError):
         engine.deployment_document()
     try:

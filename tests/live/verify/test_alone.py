@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jettison.device.kernels import native
+from jettison.device.kernels import library
 from jettison.device.model.create import create_model
 from jettison.device.reference import Verdict
 from jettison.live.engine.local_cluster import LocalCluster
@@ -20,7 +20,7 @@ from jettison.live.verify.scenarios import Observed, Outcome, Setting, make_clus
 from jettison.live.verify.solo_reference import SoloReference
 from jettison.types import Grammar, SamplingParams, TokenLogprobs
 
-needs_native = pytest.mark.skipif(not native.supported_variants(), reason="torch rounds otherwise in other batches")
+needs_native = pytest.mark.skipif(not library.supported_variants(), reason="torch rounds otherwise in other batches")
 
 NUM_TOKENS = 24
 PROMPTS = [[(7 * i + 13 * j) % 251 for j in range(length)] for i, length in enumerate((3, 8, 31, 64, 65, 71, 96, 130))]

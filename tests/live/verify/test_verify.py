@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jettison.config import EngineConfig
-from jettison.device.kernels import native
+from jettison.device.kernels import library
 from jettison.device.model.create import create_model
 from jettison.device.reference import Verdict, transformers_available
 from jettison.errors import ConfigError, StalledError, WorkerLostError
@@ -250,7 +250,7 @@ def test_a_served_context_is_compared_up_to_its_end(tmp_path: Path, monkeypatch:
     assert document["tokens_compared"] > 1000
 
 
-@pytest.mark.skipif(not (transformers_available() and native.supported_variants()), reason="needs both")
+@pytest.mark.skipif(not (transformers_available() and library.supported_variants()), reason="needs both")
 def test_torchs_products_agree_with_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``native+torch-linear``, named: exact where it is native, and in bfloat16 no further off than a tie."""
     folder = make_model(tmp_path / "m", arch="qwen3", hidden=64)

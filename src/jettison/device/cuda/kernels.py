@@ -33,8 +33,6 @@ from jettison.device.cuda.rows import StepRows, lay_out
 from jettison.device.cuda.tiles import Tile, choose_tile
 from jettison.device.cuda.worklist import WorkShape
 from jettison.device.kernels.base import (
-    CUDA,
-    CUDA_INVARIANT,
     check_activation,
     check_arena,
     check_argmax,
@@ -64,7 +62,7 @@ from jettison.device.kernels.operands import (
     RoutedBuffers,
     Weight,
 )
-from jettison.device.kernels.registry import KernelsUnavailableError
+from jettison.device.kernels.registry import CUDA, CUDA_INVARIANT, KernelsUnavailableError
 from jettison.device.model.arithmetic import Activation, RmsNorm
 from jettison.device.model.integers import IntegerForm
 from jettison.errors import ConfigError
@@ -77,12 +75,12 @@ _ACTIVATION_BLOCK = 1024
 _GATHER_BLOCK = 2048
 
 
-def load_fast(variant: str | None = None, among: Sequence[str] | None = None) -> CudaKernels:
+def load_fast(variant: str | None = None) -> CudaKernels:
     """``cuda`` on the process's current device. Raises KernelsUnavailableError."""
     return CudaKernels(CUDA, _current_device(CUDA))
 
 
-def load_invariant(variant: str | None = None, among: Sequence[str] | None = None) -> CudaKernels:
+def load_invariant(variant: str | None = None) -> CudaKernels:
     """``cuda-invariant``, likewise."""
     return CudaKernels(CUDA_INVARIANT, _current_device(CUDA_INVARIANT))
 

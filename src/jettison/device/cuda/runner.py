@@ -40,7 +40,7 @@ from jettison.device.cuda.staging import Results, Staging
 from jettison.device.cuda.warmup import num_warm_blocks, warm_steps
 from jettison.device.cuda.worklist import WorkShape
 from jettison.device.devicebytes import Bytes, DeviceBytes
-from jettison.device.kernels import Kernels
+from jettison.device.kernels.base import Kernels
 from jettison.device.kernels.operands import Activations, LayerConstants, LayerWeights
 from jettison.device.lasttokens import LastTokens
 from jettison.device.model.batch import Batch, RowOperations

@@ -1,19 +1,21 @@
 """The functions of the native library as ctypes calls them: types of arguments, codes of types and of errors.
 
-Not here: loading the library and calling it (``native``), and the structs that it takes (``bound``).
+No torch. Not here: loading the library (``library``), calling it with tensors (``native``), and their structs
+(``bound``).
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any, NoReturn
 
-import torch
-
+from jettison.device.dtypes import Dtype
 from jettison.device.model.arithmetic import RmsNorm
+from jettison.device.model.integers import IntegerForm
 
-DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
-"""Codes of types in ``kernels.c``."""
+CODES: dict[Dtype, int] = {"float64": 0, "float32": 1, "bfloat16": 2}
+"""Of types in ``kernels.c``."""
 
 RMS_NORM_CODES: dict[RmsNorm, int] = {"rms": 0, "rms_once": 1, "rms_plus_one": 2}
 """Of kinds of norms, likewise."""
@@ -41,6 +43,37 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "argmax": (_I, _P, _L, _L, _L, _P, _I),
 }
 """By the name of the operation; all return a code."""
+
+Functions = dict[str, Any]
+"""By the name of the operation."""
+
+
+def functions_of(library: ctypes.CDLL, variant: str) -> Functions:
+    """The library's, of one instruction set."""
+    functions = {}
+    for operation, argument_types in SIGNATURES.items():
+        function = functions[operation] = getattr(library, f"jettison_{variant}_{operation}")
+        function.argtypes, function.restype = argument_types, ctypes.c_int
+    return functions
+
+
+def int64s(*values: int) -> ctypes.Array[ctypes.c_int64]:
+    """A struct of these fields; it must live as long as its address is used."""
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def form_fields(form: IntegerForm | None) -> tuple[int, int, int, int]:
+    """``Form`` of csrc/integers.h. None: zeros, of another matrix."""
+    if form is None:
+        return 0, 0, 0, 0
+    return form.bits, form.group_size, form.scale == "bfloat16", ("none", "zero", "min").index(form.offset)
+
+
+@functools.cache
+def form_struct(form: IntegerForm) -> ctypes.Array[ctypes.c_int64]:
+    """The same, kept."""
+    return int64s(*form_fields(form))
+
 
 _ERRORS: dict[int, tuple[type[Exception], str]] = {
     1: (IndexError, "a block id lies outside the arena"),

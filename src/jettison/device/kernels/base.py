@@ -31,9 +31,6 @@ from jettison.device.kernels.operands import (
 from jettison.device.model.arithmetic import Activation, RmsNorm
 from jettison.device.model.integers import IntegerForm
 
-CUDA, CUDA_INVARIANT = "cuda", "cuda-invariant"
-"""Kernels of ``device.cuda.kernels``: the fast ones, and the ones with rows that do not depend on the batch."""
-
 
 class Kernels(Protocol):
     """The compute of one device. Methods are thread-safe, and write only their named outputs.

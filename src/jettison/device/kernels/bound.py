@@ -7,13 +7,13 @@ Every field of those structs has 64 bits, so that each is an array of integers h
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from jettison.device.kernels.abi import DTYPE_CODES, RMS_NORM_CODES
+from jettison.device.dtypes import torch_dtype
+from jettison.device.kernels.abi import CODES, RMS_NORM_CODES, form_fields, int64s
 from jettison.device.kernels.base import (
     check_arena,
     check_matrix,
@@ -33,7 +33,9 @@ from jettison.device.kernels.operands import (
     PackedMatrix,
     matrix_shape,
 )
-from jettison.device.model.integers import IntegerForm
+
+DTYPE_CODES = {torch_dtype(name): code for name, code in CODES.items()}
+"""``CODES`` of tensors."""
 
 _MATRIX_FIELDS = 7
 
@@ -43,24 +45,6 @@ class BoundLayer(NamedTuple):
 
     dtype: int
     addresses: ctypes.Array[ctypes.c_int64]
-
-
-def int64s(*values: int) -> ctypes.Array[ctypes.c_int64]:
-    """A struct of these fields; it must live as long as its address is used."""
-    return (ctypes.c_int64 * len(values))(*values)
-
-
-def form_fields(form: IntegerForm | None) -> tuple[int, int, int, int]:
-    """``Form`` of csrc/integers.h. None: zeros, of another matrix."""
-    if form is None:
-        return 0, 0, 0, 0
-    return form.bits, form.group_size, form.scale == "bfloat16", ("none", "zero", "min").index(form.offset)
-
-
-@functools.cache
-def form_struct(form: IntegerForm) -> ctypes.Array[ctypes.c_int64]:
-    """The same, kept."""
-    return int64s(*form_fields(form))
 
 
 def bind_layer(weights: LayerWeights) -> BoundLayer:

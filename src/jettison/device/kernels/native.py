@@ -1,24 +1,20 @@
 """The C kernels behind the ``Kernels`` protocol, called through ctypes (which releases the GIL).
 
-Here: loading the library, choosing the instruction set, checking arguments and passing pointers. Not here: any
-arithmetic. The contents of block tables (bounds of block ids, lengths) are checked in C, before anything is written;
-shapes, strides and dtypes are checked here.
+Here: checking arguments and passing pointers. Not here: the library (``library``), and any arithmetic. The contents of
+block tables (bounds of block ids, lengths) are checked in C, before anything is written; shapes, strides and dtypes are
+checked here.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from jettison.device.kernels import build
-from jettison.device.kernels.abi import DTYPE_CODES, RMS_NORM_CODES, SIGNATURES, raise_error
+from jettison.device.kernels.abi import RMS_NORM_CODES, form_struct, functions_of, int64s, raise_error
 from jettison.device.kernels.addresses import StepRows, TableRows, pointer, positions_pointer
 from jettison.device.kernels.base import (
     check_arena,
@@ -35,16 +31,10 @@ from jettison.device.kernels.base import (
     check_window,
     fail,
 )
-from jettison.device.kernels.bound import (
-    bind_buffers,
-    bind_constants,
-    bind_experts,
-    bind_layer,
-    form_struct,
-    int64s,
-)
+from jettison.device.kernels.bound import DTYPE_CODES, bind_buffers, bind_constants, bind_experts, bind_layer
 from jettison.device.kernels.experts import activate, check_experts, pass_experts
 from jettison.device.kernels.integers import check_gather_integers, check_linear_integers, check_pack_integers
+from jettison.device.kernels.library import open_library, working_variant
 from jettison.device.kernels.norms import layer_normalized
 from jettison.device.kernels.operands import (
     Activations,
@@ -57,79 +47,18 @@ from jettison.device.kernels.operands import (
     RoutedBuffers,
     Weight,
 )
-from jettison.device.kernels.registry import KernelsUnavailableError
-from jettison.device.kernels.selfcheck import passes_self_check
 from jettison.device.model.arithmetic import Activation, RmsNorm
 from jettison.device.model.integers import IntegerForm
-
-LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
-
-TILES = "amxbf16"
-"""The variant with bfloat16 products in tile registers."""
 
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
 _PACKED_STEP = 32
 """Elements of K that are stored together in a packed matrix; a matrix with another K stays plain."""
 
-_P, _L = ctypes.c_void_p, ctypes.c_long
 
-
-def load_native(variant: str | None = None, among: Sequence[str] | None = None) -> NativeKernels:
-    """The kernels of ``variant``, or of the best instruction set that this CPU runs *and* that passes a self-check.
-
-    ``among``: the instruction sets to choose from, best first (None: all that this CPU runs). Raises
-    KernelsUnavailableError.
-    """
-    return NativeKernels(*native_library(variant, among))
-
-
-def native_library(variant: str | None, among: Sequence[str] | None) -> tuple[ctypes.CDLL, str]:
-    """The library and the variant that ``load_native`` makes kernels of. Raises like it."""
-    library = _library()
-    names = library.jettison_variants().decode().split()
-    there = [name for name in names if library.jettison_cpu_supports(name.encode())]
-    supported = there if among is None else [name for name in among if name in there]
-    if variant is not None and variant not in supported:
-        raise KernelsUnavailableError(f"no kernels for {variant!r} here; there are {', '.join(supported)}")
-    failed = []
-    for name in [variant] if variant is not None else supported:
-        if passes_self_check(NativeKernels(library, name)):
-            return library, name
-        failed.append(name)
-    raise KernelsUnavailableError(f"native kernels compute wrong results here ({', '.join(failed)})")
-
-
-def supported_variants() -> list[str]:
-    """Instruction sets that are both built and supported by this CPU, best first; empty without a library."""
-    try:
-        library = _library()
-    except KernelsUnavailableError:
-        return []
-    names = library.jettison_variants().decode().split()
-    return [name for name in names if library.jettison_cpu_supports(name.encode())]
-
-
-@functools.cache
-def load_copy_rows() -> Any:
-    """``jettison_copy_rows`` of csrc/copies.c; it needs no instruction set. Raises KernelsUnavailableError."""
-    function = _library().jettison_copy_rows
-    function.argtypes, function.restype = (_P, _P, _L, _L, _L, _L, _P), None
-    return function
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    how = "build it with `python -m jettison.device.kernels.build`"
-    if not LIBRARY_PATH.exists():
-        raise KernelsUnavailableError(f"the kernel library is not built; {how}")
-    try:
-        library = ctypes.CDLL(str(LIBRARY_PATH))
-    except OSError as error:
-        raise KernelsUnavailableError(f"the kernel library does not load ({error}); {how}") from error
-    library.jettison_build_id.restype = library.jettison_variants.restype = ctypes.c_char_p
-    if build.SOURCES.is_dir() and library.jettison_build_id().decode() != build.build_id():
-        raise KernelsUnavailableError(f"the kernel library was built from other sources; {how}")
-    return library
+def load_native(variant: str | None = None) -> NativeKernels:
+    """The kernels of ``variant``, or of the best that works: see ``library.working_variant``. Raises
+    KernelsUnavailableError."""
+    return NativeKernels(open_library(), working_variant(variant))
 
 
 class NativeKernels:
@@ -142,11 +71,7 @@ class NativeKernels:
 
     def __init__(self, library: ctypes.CDLL, variant: str) -> None:
         self.name = f"native-{variant}"
-        self._functions = {}
-        for operation, argument_types in SIGNATURES.items():
-            function = getattr(library, f"jettison_{variant}_{operation}")
-            function.argtypes, function.restype = argument_types, ctypes.c_int
-            self._functions[operation] = function
+        self._functions = functions_of(library, variant)
         self._write_kv = self._functions["write_kv"]
         self._attention = self._functions["attention"]
         self._linear = self._functions["linear"]

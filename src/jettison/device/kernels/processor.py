@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import torch
+from jettison.device.dtypes import Dtype
 
 Kind = Literal["native", "native+torch-linear", "torch"]
 
@@ -42,16 +42,14 @@ _ARCH_GET_XCOMP_SUPP = 0x1021
 _XTILE_DATA = 1 << 18
 
 
-def choose_kind(
-    dtype: torch.dtype, features: AbstractSet[str], *, has_native_tiles: bool
-) -> Kind:
+def choose_kind(dtype: Dtype, features: AbstractSet[str], *, has_native_tiles: bool) -> Kind:
     """The kind of native kernels for a model that is computed in ``dtype`` on a processor with these features.
 
     ``has_native_tiles``: the native library was built with AMX, and may use it here. Where the processor has AMX and
     the library lacks it, torch computes all products in bfloat16, whatever their number of rows. AMX has no use in
     other precisions.
     """
-    is_torch_better = dtype == torch.bfloat16 and features >= AMX_BF16 and not has_native_tiles
+    is_torch_better = dtype == "bfloat16" and features >= AMX_BF16 and not has_native_tiles
     return TORCH_LINEAR if is_torch_better else NATIVE
 
 

@@ -1,26 +1,31 @@
 """Sets of kernels by name. A set is imported when its kernels are first asked for, so that a name costs nothing.
 
-Not here: which set ``auto`` means (``jettison.device.kernels`` for the host).
+Not here: which set ``auto`` means (``choosing`` for the host).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-import torch
-
-from jettison.device.kernels.base import CUDA, CUDA_INVARIANT, Kernels
+from jettison.device.dtypes import DTYPES, Dtype
 from jettison.device.kernels.processor import NATIVE, TORCH, TORCH_LINEAR
 from jettison.device.spec import HOST
 from jettison.errors import ConfigError
 
-LoadKernels = Callable[[str | None, Sequence[str] | None], Kernels]
-"""``(variant, among)``: kernels of that instruction set, or of the best that works, of those in ``among`` (None: of all
-that there are). Raises KernelsUnavailableError."""
+if TYPE_CHECKING:
+    from jettison.device.kernels.base import Kernels
 
-_HALF, _ALL = frozenset({torch.bfloat16}), frozenset({torch.float64, torch.float32, torch.bfloat16})
+    LoadKernels = Callable[[str | None], Kernels]
+    """``(variant)``: kernels of that instruction set (None: of the best that works). Raises
+    KernelsUnavailableError."""
+
+CUDA, CUDA_INVARIANT = "cuda", "cuda-invariant"
+"""Kernels of ``device.cuda.kernels``: the fast ones, and the ones with rows that do not depend on the batch."""
+
+_HALF, _ALL = frozenset[Dtype]({"bfloat16"}), frozenset(DTYPES)
 
 
 class KernelsUnavailableError(Exception):
@@ -35,19 +40,19 @@ class KernelSet:
     """Of the tensors that they take: ``DeviceSpec.back_end``."""
     where: str
     """``module:function`` of a ``LoadKernels``."""
-    dependent: frozenset[torch.dtype] = frozenset()
+    dependent: frozenset[Dtype] = frozenset()
     """Precisions in which a row's last bits may depend on its batch."""
     has_variants: bool = False
     """A name may say an instruction set: ``native-avx2``, ``native-avx2+torch-linear``."""
 
-    def load(self, variant: str | None = None, among: Sequence[str] | None = None) -> Kernels:
+    def load(self, variant: str | None = None) -> Kernels:
         """Import and load them. Raises KernelsUnavailableError."""
         module, _, function = self.where.partition(":")
         try:
             load: LoadKernels = getattr(import_module(module), function)
         except ImportError as error:
             raise KernelsUnavailableError(f"{module} cannot be imported here: {error}") from error
-        return load(variant, among)
+        return load(variant)
 
 
 _SETS = {

@@ -1,61 +1,113 @@
 """Small products and gates with known results: they guard against a variant of the C kernels that was miscompiled.
 
-Not here: which variants there are (``native``).
+In numpy, as a controller checks, too, and has no tensors. Not here: which variants there are (``library``).
 """
 
 from __future__ import annotations
 
-import torch
+import ctypes
+from typing import Any
 
-from jettison.device.kernels.base import Kernels
-from jettison.device.kernels.operands import IntegerMatrix, PackedMatrix
+import numpy as np
+import numpy.typing as npt
+
+from jettison.device.dtypes import Dtype
+from jettison.device.kernels.abi import CODES, Functions, form_struct, functions_of
 from jettison.device.model.integers import IntegerForm
 
+Array = npt.NDArray[Any]
 
-def passes_self_check(kernels: Kernels) -> bool:
+_TOLERANCES: dict[Dtype, float] = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2}
+
+
+def passes_self_check(library: ctypes.CDLL, variant: str) -> bool:
     """Whether all of them have these results."""
+    functions = functions_of(library, variant)
     # Sizes that go through every tile: 13 rows = 6 + 7 (or 3 and 2), 9 outputs = 2 * 4 + 1, 70 = whole chunks + rest.
-    x = torch.arange(-70, 12 * 70, dtype=torch.float32).remainder(7).reshape(13, 70)
-    w = torch.arange(9 * 70, dtype=torch.float32).remainder(5).reshape(9, 70)
-    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-        out, gated = torch.empty(13, 9, dtype=dtype), torch.empty(13, 70, dtype=dtype)
-        kernels.linear(x.to(dtype), w.to(dtype), None, out)
-        kernels.silu_mul(torch.cat((x, x), dim=1).to(dtype), gated)
-        expected = x.double() * torch.nn.functional.silu(x.double())
-        for actual, wanted in ((out, x.double() @ w.double().t()), (gated, expected)):
-            if not torch.allclose(actual.double(), wanted, rtol=tolerance, atol=tolerance):
-                return False
-        if not _multiplies_packed(kernels, dtype, tolerance) or not _multiplies_integers(kernels, dtype, tolerance):
+    x = (np.arange(-70.0, 12 * 70) % 7).reshape(13, 70)
+    w = (np.arange(9.0 * 70) % 5).reshape(9, 70)
+    for dtype in CODES:
+        gated = _gated(functions, dtype, np.concatenate((x, x), axis=1))
+        if not _is_close(_product(functions, dtype, x, w), x @ w.T, dtype):
+            return False
+        if not _is_close(gated, x * x / (1 + np.exp(-x)), dtype):
+            return False
+        if dtype != "float64" and not (_multiplies_packed(functions, dtype) and _multiplies_integers(functions, dtype)):
             return False
     return True
 
 
-def _multiplies_packed(kernels: Kernels, dtype: torch.dtype, tolerance: float) -> bool:
+def _multiplies_packed(functions: Functions, dtype: Dtype) -> bool:
     """49 rows = 32 + 16 + 1 of tiles (or 5 x 10 of registers), 75 outputs = 2 groups + 11 plain rows."""
-    w = torch.arange(75 * 64, dtype=torch.float32).remainder(5).reshape(75, 64).to(dtype)
-    if not kernels.packs(tuple(w.shape), dtype):
-        return True
-    x = torch.arange(49 * 64, dtype=torch.float32).remainder(7).reshape(49, 64).to(dtype)
-    matrix, out = PackedMatrix(torch.empty_like(w)), torch.empty(49, 75, dtype=dtype)
-    kernels.pack_rows(w, 0, matrix)
-    kernels.linear(x, matrix, None, out)
-    return torch.allclose(out.double(), x.double() @ w.double().t(), rtol=tolerance, atol=tolerance)
+    x = (np.arange(49.0 * 64) % 7).reshape(49, 64)
+    w = (np.arange(75.0 * 64) % 5).reshape(75, 64)
+    plain = _stored(w, dtype)
+    packed = np.empty_like(plain)
+    functions["pack_rows"](CODES[dtype], _at(plain), 64, 0, 75, 75, 64, _at(packed))
+    return _is_close(_slab_product(functions, dtype, x, packed, 75, None), x @ w.T, dtype)
 
 
-def _multiplies_integers(kernels: Kernels, dtype: torch.dtype, tolerance: float) -> bool:
+def _multiplies_integers(functions: Functions, dtype: Dtype) -> bool:
     """By 1 row and by 49, whose widening differs."""
-    whole = torch.arange(64 * 64, dtype=torch.int32).remainder(15).sub(7).to(torch.int8).reshape(64, 64)
-    scales, offsets = torch.full((2, 64, 2), 0.5, dtype=torch.float16)
-    x = torch.arange(49 * 64, dtype=torch.float32).remainder(7).reshape(49, 64).to(dtype)
+    whole = (np.arange(64 * 64) % 15 - 7).astype(np.int8).reshape(64, 64)
+    halves = np.full((64, 2), 0.5, dtype=np.float16)
+    x = (np.arange(49.0 * 64) % 7).reshape(49, 64)
     for form in (IntegerForm(4, 32, "float16", "min"), IntegerForm(8, 32, "float16", "none")):
-        if not kernels.keeps(form, (64, 64), dtype):
-            continue
-        matrix = IntegerMatrix(torch.empty(form.num_bytes(64, 64), dtype=torch.uint8), 64, 64, form)
-        kernels.pack_integers(whole, scales, offsets if form.offset == "min" else None, 0, matrix)
-        weights = whole.double() / 2 + (4.5 if form.offset == "min" else 0)
+        has_offsets = form.offset == "min"
+        slab = np.empty(form.num_bytes(64, 64), dtype=np.uint8)
+        offsets = (_at(halves), 2) if has_offsets else (None, 0)
+        functions["pack_integers"](form_struct(form), _at(whole), _at(halves), 2, *offsets, 0, 64, 64, _at(slab))
+        weights = whole / 2.0 + (4.5 if has_offsets else 0.0)
         for rows in (x[:1], x):
-            out = torch.empty(len(rows), 64, dtype=dtype)
-            kernels.linear(rows, matrix, None, out)
-            if not torch.allclose(out.double(), rows.double() @ weights.t(), rtol=tolerance, atol=tolerance):
+            if not _is_close(_slab_product(functions, dtype, rows, slab, 64, form), rows @ weights.T, dtype):
                 return False
     return True
+
+
+def _product(functions: Functions, dtype: Dtype, x: Array, w: Array) -> Array:
+    (rows, inner), columns = x.shape, len(w)
+    left, right, out = _stored(x, dtype), _stored(w, dtype), _stored(np.zeros((rows, columns)), dtype)
+    functions["linear"](
+        CODES[dtype], _at(left), inner, _at(right), inner, None, _at(out), columns, False, rows, columns, inner, 1)
+    return _read(out, dtype)
+
+
+def _slab_product(
+    functions: Functions, dtype: Dtype, x: Array, slab: Array, columns: int, form: IntegerForm | None
+) -> Array:
+    """By a matrix that is packed (None), or kept as integers."""
+    rows, inner = x.shape
+    left, out = _stored(x, dtype), _stored(np.zeros((rows, columns)), dtype)
+    functions["linear_slab"](
+        CODES[dtype], None if form is None else form_struct(form), _at(left), inner, _at(slab), None, _at(out), columns,
+        False, rows, columns, inner, 1)
+    return _read(out, dtype)
+
+
+def _gated(functions: Functions, dtype: Dtype, gate_up: Array) -> Array:
+    rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
+    both, out = _stored(gate_up, dtype), _stored(np.zeros((rows, columns)), dtype)
+    functions["silu_mul"](CODES[dtype], _at(both), 2 * columns, _at(out), columns, rows, columns)
+    return _read(out, dtype)
+
+
+def _stored(values: Array, dtype: Dtype) -> Array:
+    """As kernels take them. Numpy has no bfloat16, which is the upper half of a float32: all values here fit in it."""
+    if dtype != "bfloat16":
+        return np.ascontiguousarray(values, dtype=dtype)
+    return (np.ascontiguousarray(values, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _read(values: Array, dtype: Dtype) -> Array:
+    if dtype == "bfloat16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float64)
+
+
+def _is_close(actual: Array, wanted: Array, dtype: Dtype) -> bool:
+    tolerance = _TOLERANCES[dtype]
+    return np.allclose(actual, wanted, rtol=tolerance, atol=tolerance)
+
+
+def _at(array: Array) -> int:
+    return array.ctypes.data

@@ -6,8 +6,6 @@ Slow with many rows, right everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -50,7 +48,7 @@ from jettison.device.model.arithmetic import Activation, RmsNorm
 from jettison.device.model.integers import IntegerForm
 
 
-def load_torch(variant: str | None = None, among: Sequence[str] | None = None) -> TorchKernels:
+def load_torch(variant: str | None = None) -> TorchKernels:
     """There is one kind. Never raises."""
     return TorchKernels()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +10,8 @@ from torch import Tensor
 from jettison.device.beside import bound_onednn_caches
 from jettison.device.kernels.base import check_linear
 from jettison.device.kernels.layer import attend_layer, feed_forward
-from jettison.device.kernels.native import NativeKernels, native_library
+from jettison.device.kernels.library import open_library, working_variant
+from jettison.device.kernels.native import NativeKernels
 from jettison.device.kernels.onednn import torch_linear
 from jettison.device.kernels.operands import (
     Activations,
@@ -25,9 +25,9 @@ from jettison.device.kernels.operands import (
 from jettison.device.kernels.processor import TORCH_LINEAR
 
 
-def load_torch_linear(variant: str | None = None, among: Sequence[str] | None = None) -> TorchLinearKernels:
+def load_torch_linear(variant: str | None = None) -> TorchLinearKernels:
     """See ``native.load_native``."""
-    return TorchLinearKernels(*native_library(variant, among))
+    return TorchLinearKernels(open_library(), working_variant(variant))
 
 
 class TorchLinearKernels(NativeKernels):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jettison.device.kernels import Kernels
+from jettison.device.kernels.base import Kernels
 from jettison.device.kernels.operands import LayerConstants, LayerWeights
 from jettison.device.model.workspace import StepBuffers
 from jettison.device.remote import RemoteParts

@@ -19,7 +19,7 @@ from jettison.device.model.quantized.schemes import Scheme
 from jettison.device.model.quantized.signs import REFUSAL, other_weights, sign_beside, sign_of_tensor, sign_of_type
 from jettison.device.model.shards import TensorSource
 from jettison.device.model.standins import why_not_itself
-from jettison.device.model.stored import StoredFile
+from jettison.device.model.tensorfile import TensorFile
 from jettison.errors import ModelError
 
 SINGLE_FILE = "model.safetensors"
@@ -221,7 +221,7 @@ def _quantized(model_dir: Path, files: list[Path], wanted: _Wanted) -> ModelErro
 
 def _headers_in(path: Path) -> dict[str, Header]:
     """Of all tensors in a file, by name. Raises ModelError."""
-    with StoredFile(path) as file:
+    with TensorFile(path) as file:
         return {name: Header(entry.dtype, entry.shape) for name, entry in sorted(file.entries().items())}
 
 

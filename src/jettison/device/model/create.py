@@ -11,13 +11,14 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from jettison.device.dtypes import DTYPES, StoredDtype, torch_dtype
 from jettison.device.model import byte_tokenizer
 from jettison.device.model.checkpoint import INDEX_FILE, SINGLE_FILE
 from jettison.device.model.families import FAMILIES
@@ -28,9 +29,7 @@ from jettison.device.model.quantized.writing import Quantization
 from jettison.device.model.shards import final_norm_sources, shard_layouts
 from jettison.errors import ConfigError
 
-DTYPES = {
-    "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
-}  # fmt: skip
+WRITTEN_DTYPES: tuple[StoredDtype, ...] = (*DTYPES, "float16")
 
 _NORM_NOISE = 0.1
 _SPECIAL_TOKENS = {
@@ -100,18 +99,18 @@ def create_model(
     _write_json(model_dir / "config.json", values)
     _write_json(model_dir / "generation_config.json", _SPECIAL_TOKENS | _ENDS)
     byte_tokenizer.write_tokenizer(model_dir, config.vocab_size, max_position_embeddings)
-    tensors = _random_tensors(config, seed, std, DTYPES[dtype])
+    tensors = _random_tensors(config, seed, std, cast(StoredDtype, dtype))
     _write_weights(model_dir, _quantized(tensors, quantization, is_widened), shard_bytes)
 
 
 def write_random_weights(dir: Path, config: DecoderConfig, seed: int, dtype: str, std: float) -> None:
     """The weights alone, as ``create_model`` draws them, into a folder that has its ``config.json``."""
-    _write_weights(dir, _random_tensors(config, seed, std, DTYPES[dtype]), None)
+    _write_weights(dir, _random_tensors(config, seed, std, cast(StoredDtype, dtype)), None)
 
 
 def _check_can_be_made(model_dir: Path, dtype: str, vocab: int | None) -> None:
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if dtype not in WRITTEN_DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(WRITTEN_DTYPES)}, not {dtype!r}")
     if vocab is not None and vocab < byte_tokenizer.MIN_VOCAB_SIZE:
         raise ConfigError(f"vocab must be at least {byte_tokenizer.MIN_VOCAB_SIZE} (bytes and special tokens)")
     if model_dir.exists() and (not model_dir.is_dir() or any(model_dir.iterdir())):
@@ -152,7 +151,7 @@ def _rope_scaling(name: str | None, max_position_embeddings: int) -> dict[str, A
 
 
 def _random_tensors(
-    config: DecoderConfig, seed: int, std: float, dtype: torch.dtype
+    config: DecoderConfig, seed: int, std: float, dtype: StoredDtype
 ) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the checkpoint, in a fixed order, each from a random stream of its own."""
     sources = [
@@ -171,7 +170,7 @@ def _random_tensors(
             values = centre + _NORM_NOISE * noise
         else:
             values = std * noise
-        yield name, torch.from_numpy(values).to(dtype)
+        yield name, torch.from_numpy(values).to(torch_dtype(dtype))
 
 
 def _quantized(

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from jettison.device.kernels import Kernels
+from jettison.device.dtypes import name_of
+from jettison.device.kernels.base import Kernels
 from jettison.device.kernels.layer import prepare_heads
 from jettison.device.kernels.operands import (
     IntegerMatrix,
@@ -68,7 +69,7 @@ class Decoder:
         self._kernels = kernels
         self._dtype = dtype
         self._workspace = workspace
-        self._layouts = shard_layouts(config, dtype)
+        self._layouts = shard_layouts(config, name_of(dtype))
         self._layers: dict[int, LayerWeights] = {}
         self._tables: dict[ShardId, Weight] = {}
         self._constants = _constants(config, workspace)

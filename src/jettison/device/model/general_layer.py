@@ -17,8 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from jettison.device.kernels import Kernels
-from jettison.device.kernels.base import apply_sinks, sum_dtype
+from jettison.device.kernels.base import Kernels, apply_sinks, sum_dtype
 from jettison.device.kernels.operands import IntegerMatrix, LayerConstants, LayerWeights, PackedMatrix
 from jettison.device.model.arithmetic import LayerKind, QueryGrowth
 from jettison.device.model.batch import Batch, HostRowOperations

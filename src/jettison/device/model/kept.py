@@ -10,35 +10,37 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from jettison.device.kernels import Kernels
+from jettison.device.dtypes import StoredDtype, torch_dtype
+from jettison.device.model.folder import folder_by
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.integers import KeptSlot
-from jettison.device.model.seeded import weights_by
 from jettison.device.model.shards import TensorSlot, shard_layouts
 from jettison.device.spec import FILES
 from jettison.types import ShardId
 
+if TYPE_CHECKING:
+    from jettison.device.kernels.base import Kernels
+
 
 def keep_integers(
-    config: DecoderConfig, model_dir: Path, dtype: torch.dtype, kernels: Kernels, load_format: str = FILES
+    config: DecoderConfig, model_dir: Path, dtype: StoredDtype, kernels: Kernels, load_format: str = FILES
 ) -> DecoderConfig:
     """The configuration with every matrix kept that can be. Reads the headers of a folder's weights; raises ModelError
     where they are wrong."""
-    weights = weights_by(load_format)(model_dir, config, dtype)
-    forms = weights.integer_forms()
+    folder = folder_by(load_format)(model_dir, config, dtype)
+    forms = folder.integer_forms()
     kept = tuple(
         KeptSlot(layout.shard, slot.name, form)
-        for layout in weights.layouts.values() for slot in layout.slots
+        for layout in folder.layouts.values() for slot in layout.slots
         if (form := forms.get((layout.shard, slot.name))) is not None
-        and kernels.keeps(form, (slot.shape[-2], slot.shape[-1]), dtype)
+        and kernels.keeps(form, (slot.shape[-2], slot.shape[-1]), torch_dtype(dtype))
     )  # fmt: skip
     return replace(config, kept=kept)
 
 
-def told_of_kept(config: DecoderConfig, dtype: torch.dtype) -> str | None:
+def told_of_kept(config: DecoderConfig, dtype: StoredDtype) -> str | None:
     """A line for people on what is kept and what is wide; None: all is wide."""
     if not config.kept:
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from jettison.device.kernels import Kernels
+from jettison.device.kernels.base import Kernels
 from jettison.device.model.arithmetic import Norm
 
 

@@ -13,19 +13,19 @@ import math
 import time
 import zlib
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from jettison.device.devicebytes import DeviceBytes
-from jettison.device.kernels import Kernels
+from jettison.device.dtypes import StoredDtype
+from jettison.device.kernels.base import Kernels
+from jettison.device.model.folder import SeededFolder
 from jettison.device.model.hf_config import DecoderConfig
-from jettison.device.model.identity import Digest, Digester, FileMark
+from jettison.device.model.identity import Digest, Digester
 from jettison.device.model.integers import IntegerForm, Integers
-from jettison.device.model.quantized.config import scheme_of_folder
-from jettison.device.model.quantized.recipes import form_without_files
 from jettison.device.model.shards import TensorSource
 from jettison.device.model.weights import PIECE_BYTES, Rows, WeightFolder, copy_ordered, pieces_of
 from jettison.device.spec import FILES, RANDOM
@@ -34,7 +34,6 @@ from jettison.types import ShardId
 SEED = 0
 CARD_PIECE = 4 << 20
 """Elements that a card makes at once, with eight bytes of memory outside its budget for each."""
-_CONFIG = "config.json"
 _WORD = 0xFFFFFFFF
 _FIRST, _SECOND = 0x7FEB352D, 0x31848BAD
 """Odd, and below 2**31, so that products of 32 bits fit in an int64."""
@@ -45,43 +44,16 @@ def weights_by(load_format: str) -> type[WeightFolder]:
     return {FILES: WeightFolder, RANDOM: SeededWeights}[load_format]
 
 
-class SeededWeights(WeightFolder):
-    """The weights of one shape. The folder has a configuration, and need not have more."""
+class SeededWeights(SeededFolder, WeightFolder):
+    """The weights of one shape."""
 
     def __init__(
-        self, model_dir: Path, config: DecoderConfig, dtype: torch.dtype, kernels: Kernels | None = None,
+        self, model_dir: Path, config: DecoderConfig, dtype: StoredDtype, kernels: Kernels | None = None,
         device_bytes: DeviceBytes | None = None,
     ) -> None:
         super().__init__(model_dir, config, dtype, kernels, device_bytes)
         self._digests: dict[ShardId, Digest] = {}
         """Of shards that were made before: they are the same again, and a card's need not be read back."""
-
-    def open(self) -> None:
-        """Mark the configuration, if it is still there: nothing else is needed of the folder."""
-        with suppress(OSError):
-            self.marks = self.marks or {_CONFIG: FileMark.of(self.model_dir / _CONFIG)}
-
-    def integer_forms(self) -> dict[tuple[ShardId, str], IntegerForm]:
-        """What ``config.json`` implies, for projections: quantizers leave all else as it is."""
-        scheme, forms = scheme_of_folder(self.model_dir), {}
-        for layout in self.layouts.values():
-            for slot in layout.slots:
-                if not slot.name.endswith("_weight") or slot.name == "router_weight":
-                    continue
-                if (form := form_without_files(scheme, slot.sources[0])) is not None:
-                    forms[layout.shard, slot.name] = form
-        return forms
-
-    def forget(self) -> None:
-        """Nothing is kept that could change."""
-
-    def listing(self) -> dict[str, FileMark]:
-        """No weight files."""
-        return {}
-
-    def files_of(self, shard: ShardId) -> list[Path]:
-        """What decides the shape."""
-        return [self.model_dir / _CONFIG]
 
     def loading(self, shard: ShardId, slab: Tensor) -> Generator[None, None, Digest]:
         """See ``WeightFolder``."""

@@ -2,7 +2,7 @@
 offsets.
 
 Projections that read the same input are fused: one matrix for query, key and value, one for gate and up. Each part has
-its source in a Hugging Face checkpoint beside it. Pure arithmetic: no bytes are touched.
+its source in a Hugging Face checkpoint beside it. Pure arithmetic, without torch.
 
 The final norm belongs to no shard: every stage keeps it (see ``workspace``), so that it is never dropped.
 """
@@ -13,18 +13,19 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
-from jettison.device.kernels import Kernels
-from jettison.device.kernels.base import sum_dtype
+from jettison.device.dtypes import ITEM_BYTES, StoredDtype, dtype_of_sums, torch_dtype
 from jettison.device.model.arithmetic import Experts
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.integers import IntegerForm
 from jettison.device.model.tensor_names import ExpertNames
 from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, ShardId, layer_shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from jettison.device.kernels.base import Kernels
 
 ALIGNMENT = 64
 """Bytes: a cache line, and a multiple of every element size."""
@@ -42,7 +43,9 @@ class HeadOrder(NamedTuple):
     def apply(self, rows: Tensor) -> None:
         """Put whole heads of ``rows`` [heads * head_dim, ...] in order, in place."""
         rotated = rows.view(-1, self.head_dim, *rows.shape[1:])[:, : self.rotary_dim]
-        rotated.copy_(torch.cat((rotated[:, ::2], rotated[:, 1::2]), dim=1))
+        halves = rotated[:, ::2].clone(), rotated[:, 1::2].clone()
+        for half, to in zip(halves, rotated.chunk(2, dim=1), strict=True):
+            to.copy_(half)
 
 
 class Slice(NamedTuple):
@@ -86,7 +89,7 @@ class TensorSlot(NamedTuple):
     shape: tuple[int, ...]
     sources: tuple[TensorSource, ...]
     """The tensors of the checkpoint that, stacked by rows, make this one."""
-    dtype: torch.dtype
+    dtype: StoredDtype
     is_multiplied: bool = False
     """Whether it is a weight matrix of products, or a stack of such."""
     form: IntegerForm | None = None
@@ -97,19 +100,19 @@ class TensorSlot(NamedTuple):
         """Without the gap behind it."""
         if self.form is not None:
             return math.prod(self.shape[:-2]) * self.form.num_bytes(*self.shape[-2:])
-        return math.prod(self.shape) * self.dtype.itemsize
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def view(self, slab: Tensor) -> Tensor:
         """Of its shape, not in the order of its elements where it lies packed; of integers the bytes, [bytes], or in a
         stack [matrices, bytes]."""
-        part = slab[self.offset : self.offset + self.num_bytes].view(self.dtype)
+        part = slab[self.offset : self.offset + self.num_bytes].view(torch_dtype(self.dtype))
         return part.view(self.shape) if self.form is None else part.view(*self.shape[:-2], -1)
 
     def lies_packed(self, kernels: Kernels | None) -> bool:
         """Whether it is stored in the packed form of these kernels (in as many bytes), each matrix of a stack by
         itself; False for None."""
         is_plain_matrix = self.is_multiplied and self.form is None
-        return is_plain_matrix and kernels is not None and kernels.packs(self.shape[-2:], self.dtype)
+        return is_plain_matrix and kernels is not None and kernels.packs(self.shape[-2:], torch_dtype(self.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ class ShardLayout:
 
 @functools.lru_cache(maxsize=4)
 def shard_layouts(
-    config: DecoderConfig, dtype: torch.dtype, *, is_stacked: bool = False
+    config: DecoderConfig, dtype: StoredDtype, *, is_stacked: bool = False
 ) -> Mapping[ShardId, ShardLayout]:
     """The layout of every shard of one full copy; layers of one kind have the same. ``is_stacked``: whether the
     checkpoint has all experts of a layer in one tensor: it decides sources, not places.
@@ -149,7 +152,7 @@ def shard_layouts(
     }
 
 
-def model_shape(config: DecoderConfig, dtype: torch.dtype) -> ModelShape:
+def model_shape(config: DecoderConfig, dtype: StoredDtype) -> ModelShape:
     """Sizes for the cost model, the ledgers and the planner."""
     return ModelShape(
         num_layers=config.num_layers,
@@ -159,7 +162,7 @@ def model_shape(config: DecoderConfig, dtype: torch.dtype) -> ModelShape:
         head_dim=config.head_dim,
         intermediate_size=config.intermediate_size,
         vocab_size=config.vocab_size,
-        dtype_bytes=dtype.itemsize,
+        dtype_bytes=ITEM_BYTES[dtype],
         tied_embeddings=config.tied_embeddings,
         shard_bytes={shard: layout.num_bytes for shard, layout in shard_layouts(config, dtype).items()},
     )
@@ -299,7 +302,7 @@ def _fused(
 
 
 def _layout(
-    shard: ShardId, tensors: list[_Tensor], dtype: torch.dtype, kept: Mapping[str, IntegerForm], *, is_multiplied: bool
+    shard: ShardId, tensors: list[_Tensor], dtype: StoredDtype, kept: Mapping[str, IntegerForm], *, is_multiplied: bool
 ) -> ShardLayout:
     slots, offset = [], 0
     for name, sources, stack, is_wide in tensors:
@@ -307,7 +310,7 @@ def _layout(
         if stack:
             shape = (stack, shape[0] // stack, *shape[1:])
         form = kept.get(name)
-        kind = torch.uint8 if form is not None else sum_dtype(dtype) if is_wide else dtype
+        kind = "uint8" if form is not None else dtype_of_sums(dtype) if is_wide else dtype
         is_matrix = is_multiplied and len(shape) > 1 and not name.endswith("_bias")
         slot = TensorSlot(name, offset, shape, sources, kind, is_matrix, form)
         slots.append(slot)

@@ -1,28 +1,21 @@
 """Tensors as they lie in a safetensors file, of which only what is asked for is read.
 
-The file is read, not mapped: where another process cuts a mapped file short (``cp`` over it begins with that), the
-kernel ends its reader by SIGBUS, and no line names the file.
-Not here: which tensors a file has to hold (``checkpoint``), and what is made of them (``quantized``).
+Not here: the file and its header (``tensorfile``), and what is made of tensors (``quantized``).
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import EllipsisType
 from typing import NamedTuple, Protocol, overload
 
-import msgspec
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from jettison.device.bytesview import as_numpy_uint8
-from jettison.device.model.standins import why_not_itself
-from jettison.errors import ModelError
+from jettison.device.model.tensorfile import TensorFile, errors_of
 
 WINDOW_BYTES = 16 << 20
 """Of a matrix that is read by columns, as many are read at once as have so many bytes: a row is a read of its own."""
@@ -31,21 +24,6 @@ _TYPES = {
     "I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
-_LENGTH_BYTES = 8
-_MOST_HEADER_BYTES = 100_000_000
-"""As the library has it: the first bytes of a file of another kind may say anything."""
-_METADATA = "__metadata__"
-
-
-@contextmanager
-def errors_of(path: Path) -> Iterator[None]:
-    """Errors of the library and the system become ModelError, which names the file."""
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        told = why_not_itself(path) or f"truncated or not safetensors ({reason}); download the file again"
-        raise ModelError(f"{path}: {told}") from None
 
 
 class Lazy(Protocol):
@@ -61,93 +39,34 @@ class Lazy(Protocol):
     def __getitem__(self, at: slice | tuple[slice, slice] | EllipsisType) -> Tensor: ...
 
 
-class Entry(msgspec.Struct):
-    """A tensor in a file's header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
-
-
 class _Window(NamedTuple):
     first: int
     """Column."""
     data: Tensor
 
 
-class StoredFile:
+class StoredFile(TensorFile):
     """One file, open while inside. Raises ModelError, also where what its header names is not there."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._header: dict[str, msgspec.Raw] = {}
-        self._data_at = 0
+        super().__init__(path)
         self.windows: dict[int, _Window] = {}
         """Columns that have been read, by where their matrix begins. For the owner to clear."""
 
-    def __enter__(self) -> StoredFile:
-        with errors_of(self._path):
-            self._file = open(self._path, "rb", buffering=0)
-        try:
-            with errors_of(self._path):
-                self._read_header()
-        except BaseException:
-            self._file.close()
-            raise
-        return self
-
-    def _read_header(self) -> None:
-        length = int.from_bytes(self._file.read(_LENGTH_BYTES) or b"", "little")
-        self._data_at = _LENGTH_BYTES + length
-        if length > _MOST_HEADER_BYTES or self._data_at > self._size():
-            raise SafetensorError("its header is cut off")
-        header = bytearray(length)
-        self._fill(memoryview(header), _LENGTH_BYTES)
-        try:
-            self._header = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        except msgspec.DecodeError as error:
-            raise SafetensorError(f"its header: {error}") from None
-
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        super().__exit__()
         self.windows.clear()
-
-    def _size(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
-
-    def entries(self) -> dict[str, Entry]:
-        """All tensors by their names, of any number types, where the file has just the bytes that its header names."""
-        with errors_of(self._path):
-            try:
-                entries = {
-                    name: msgspec.json.decode(raw, type=Entry) for name, raw in self._header.items()
-                    if name != _METADATA}
-            except msgspec.DecodeError as error:
-                raise SafetensorError(f"its header: {error}") from None
-            end = self._data_at
-            for start, until in sorted(entry.data_offsets for entry in entries.values()):
-                if self._data_at + start != end or until < start:
-                    raise SafetensorError(f"its header: no tensor begins at byte {end}")
-                end = self._data_at + until
-            if end != self._size():
-                raise SafetensorError(f"it has {self._size()} bytes where its header names {end}")
-            return entries
 
     def tensor(self, name: str) -> tuple[str, StoredTensor]:
         """One by its name, with its number type."""
-        with errors_of(self._path):
-            return self._entry(name)
-
-    def _entry(self, name: str) -> tuple[str, StoredTensor]:
-        try:
-            entry = msgspec.json.decode(self._header[name], type=Entry)
-        except (KeyError, msgspec.DecodeError):
-            raise SafetensorError(f"it has no tensor {name}") from None
+        entry, at = self.entry(name)
         dtype, (start, end) = _TYPES.get(entry.dtype), entry.data_offsets
         num_bytes = None if dtype is None else math.prod(entry.shape) * dtype.itemsize
         if dtype is None or min(entry.shape, default=0) < 0 or start < 0 or end - start != num_bytes:
-            raise SafetensorError(f"tensor {name} of type {entry.dtype}, shape {entry.shape} has {end - start} bytes")
-        return entry.dtype, StoredTensor(self, dtype, entry.shape, self._data_at + start)
+            what = f"tensor {name} of type {entry.dtype}, shape {entry.shape} has {end - start} bytes"
+            with errors_of(self.path):
+                raise SafetensorError(what)
+        return entry.dtype, StoredTensor(self, dtype, entry.shape, at)
 
     def read(self, shape: tuple[int, ...], dtype: torch.dtype, offset: int, row_step_bytes: int = 0) -> Tensor:
         """A new tensor, from there on in the file. ``row_step_bytes``: from one row to the next; 0: they are all in one
@@ -155,17 +74,10 @@ class StoredFile:
         tensor = torch.empty(shape, dtype=dtype)
         into = as_numpy_uint8(tensor).data
         size = len(into) // shape[0] if row_step_bytes else len(into)
-        with errors_of(self._path):
+        with errors_of(self.path):
             for row in range(shape[0] if row_step_bytes else 1):
-                self._fill(into[row * size : (row + 1) * size], offset + row * row_step_bytes)
+                self.fill(into[row * size : (row + 1) * size], offset + row * row_step_bytes)
         return tensor
-
-    def _fill(self, into: memoryview, offset: int) -> None:
-        while into.nbytes:
-            num_bytes = os.preadv(self._file.fileno(), [into], offset)
-            if not num_bytes:
-                raise OSError(f"it ends at byte {offset}")
-            into, offset = into[num_bytes:], offset + num_bytes
 
 
 class StoredTensor:

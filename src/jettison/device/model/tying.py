@@ -11,10 +11,9 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
+from jettison.device.dtypes import StoredDtype
+from jettison.device.model.folder import ModelFolder
 from jettison.device.model.hf_config import DecoderConfig
-from jettison.device.model.weights import WeightFolder
 from jettison.device.spec import FILES
 from jettison.errors import ModelError
 from jettison.types import EMBED_SHARD, HEAD_SHARD
@@ -23,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def with_its_own_head(
-    config: DecoderConfig, model_dir: Path, dtype: torch.dtype, load_format: str = FILES
+    config: DecoderConfig, model_dir: Path, dtype: StoredDtype, load_format: str = FILES
 ) -> DecoderConfig:
     """The configuration, untied where the folder holds a head that differs from the embedding in the serving dtype.
 
@@ -33,11 +32,13 @@ def with_its_own_head(
     if not config.tied_embeddings or load_format != FILES:
         return config
     untied = replace(config, tied_embeddings=False)
-    weights = WeightFolder(model_dir, untied, dtype)
     try:
-        weights.open()
+        ModelFolder(model_dir, untied, dtype).open()
     except ModelError:
         return config
+    from jettison.device.model.weights import WeightFolder  # few tied folders hold both tensors, and need torch here
+
+    weights = WeightFolder(model_dir, untied, dtype)
     embedding, head = (weights.layouts[shard].slots[0].sources[0] for shard in (EMBED_SHARD, HEAD_SHARD))
     if weights.holds_equal(embedding, head):
         return config

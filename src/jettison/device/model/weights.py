@@ -1,19 +1,19 @@
 """Reading a model folder's safetensors into slabs.
 
-``WeightFolder`` checks the whole folder against what the decoder needs before a byte of weights is read, then fills one
-slab at a time, at start and as the last resort of a restore. Rows are copied in pieces: loading takes little memory
-besides the slab, and a serving worker can run a step between two pieces. Quantized weights are widened by the piece
-(``quantized``), and what is kept, hashed and checked is the widened piece. Those that the configuration says are kept
-(``kept``) stay integers, which kernels pack. Each piece is hashed and checked for NaN and infinities while a processor
-cache still has it. Only safetensors are opened, as other formats can carry code.
+``WeightFolder`` fills one slab at a time, at start and as the last resort of a restore, from a folder that has been
+checked as a whole (``folder``). Rows are copied in pieces: loading takes little memory besides the slab, and a serving
+worker can run a step between two pieces. Quantized weights are widened by the piece (``quantized``), and what is kept,
+hashed and checked is the widened piece. Those that the configuration says are kept (``kept``) stay integers, which
+kernels pack. Each piece is hashed and checked for NaN and infinities while a processor cache still has it. Only
+safetensors are opened, as other formats can carry code.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -23,22 +23,17 @@ from torch import Tensor
 from jettison.device.bytesview import as_numpy_uint8
 from jettison.device.devicebytes import DeviceBytes
 from jettison.device.devicebytes_host import HostBytes
-from jettison.device.kernels import Kernels
+from jettison.device.dtypes import StoredDtype, torch_dtype
+from jettison.device.kernels.base import Kernels
 from jettison.device.kernels.operands import IntegerMatrix, PackedMatrix
-from jettison.device.model.checkpoint import (
-    HEAD,
-    INDEX_FILE,
-    FoundWeights,
-    check_header,
-    find_weights,
-)
+from jettison.device.model.checkpoint import FoundWeights, check_header
+from jettison.device.model.folder import ModelFolder
 from jettison.device.model.hf_config import DecoderConfig
-from jettison.device.model.identity import Digest, Digester, FileMark
+from jettison.device.model.identity import Digest, Digester
 from jettison.device.model.integers import IntegerForm, Integers
-from jettison.device.model.quantized.config import CONFIG_FILE, scheme_of_folder
 from jettison.device.model.quantized.parts import DamagedPart, Header, Part, Recipe, Stored
-from jettison.device.model.shards import ShardLayout, TensorSlot, TensorSource, final_norm_sources, shard_layouts
-from jettison.device.model.stored import StoredFile, StoredTensor, errors_of
+from jettison.device.model.shards import TensorSource
+from jettison.device.model.stored import StoredFile, StoredTensor
 from jettison.errors import ModelError
 from jettison.types import ShardId
 
@@ -58,100 +53,22 @@ class Rows(Protocol):
         ...
 
 
-class WeightFolder:
-    """The weights of one model folder, checked once, read shard by shard.
-
-    ``open`` reads headers only and is idempotent; no file stays open between calls (except while ``loading`` runs). All
-    methods raise ModelError, one line that names the file, for errors in the folder.
-    """
+class WeightFolder(ModelFolder):
+    """A folder's weights, read shard by shard. No file stays open between calls, except while ``loading`` runs."""
 
     def __init__(
-        self, model_dir: Path, config: DecoderConfig, dtype: torch.dtype, kernels: Kernels | None = None,
+        self, model_dir: Path, config: DecoderConfig, dtype: StoredDtype, kernels: Kernels | None = None,
         device_bytes: DeviceBytes | None = None,
     ) -> None:
         """``kernels``: the kernels in whose packed form matrices are stored; None: plain. ``device_bytes``: of the
         slabs (None: they are in host memory)."""
-        self.model_dir = Path(model_dir)
+        super().__init__(model_dir, config, dtype)
         self._kernels = kernels
         self._bytes: DeviceBytes = device_bytes or HostBytes()
-        self.layouts: Mapping[ShardId, ShardLayout] = shard_layouts(config, dtype)
-        self._config = config
-        self._dtype = dtype
-        self._final_norm = final_norm_sources(config)
-        self._found: FoundWeights | None = None
-        self.marks: dict[str, FileMark] = {}
-        """Marks of the weight files, by name, at the time the folder was opened."""
-        self.doubt: str | None = None
-        """For an opened folder with two copies of the weights, a line on the one that is read, and why; else None."""
         self.read_ns = 0
         """Total time of reading, hashing and checking included."""
         self.check_ns = 0
         """Time of hashing and of checking for NaN and infinities, a part of ``read_ns``."""
-
-    def open(self) -> None:
-        """Find every tensor, and check that the folder holds exactly the model's tensors, in their shapes."""
-        if self._found is None:
-            self._found = self._find()
-            self._check_kept()
-            self.doubt, self.marks = self._found.doubt, {path.name: _mark(path) for path in self._found.files}
-
-    def integer_forms(self) -> dict[tuple[ShardId, str], IntegerForm]:
-        """Forms in which matrices are stored, by shard and slot: of those whose parts all have the same one. Opens the
-        folder if need be."""
-        return {
-            (layout.shard, slot.name): form
-            for layout in self.layouts.values() for slot in layout.slots
-            if len(slot.shape) > 1 and (form := self._stored_form(slot)) is not None
-        }  # fmt: skip
-
-    def _stored_form(self, slot: TensorSlot) -> IntegerForm | None:
-        recipes = (self._opened().recipes[source.key].integers for source in slot.sources)
-        forms = {None if integers is None else integers.form for integers in recipes}
-        return forms.pop() if len(forms) == 1 else None
-
-    def _check_kept(self) -> None:
-        """Raise ModelError where the folder is not what the controller has read: it has been changed since."""
-        for layout in self.layouts.values():
-            for slot in layout.slots:
-                if slot.form is not None and self._stored_form(slot) != slot.form:
-                    path, self._found = self._opened().files_of(slot.sources[0])[0], None
-                    what = f"tensor {slot.sources[0].name} was quantized in another way at the start"
-                    raise ModelError(f"{path}: {what}; put the old file back, or restart the server")
-
-    def _find(self) -> FoundWeights:
-        """With experts one by one, or all of a layer in one tensor: a folder has one of the two."""
-        scheme = scheme_of_folder(self.model_dir)
-        try:
-            return find_weights(self.model_dir, list(self._sources()), self._is_spare, scheme)
-        except ModelError:
-            if self._config.arithmetic.experts is None:
-                raise
-            before, self.layouts = self.layouts, shard_layouts(self._config, self._dtype, is_stacked=True)
-            try:
-                return find_weights(self.model_dir, list(self._sources()), self._is_spare, scheme)
-            except ModelError:
-                self.layouts = before
-            raise
-
-    def forget(self) -> None:
-        """Open the folder anew before the next reading, as it may hold other files by now."""
-        self._found = None
-
-    def listing(self) -> dict[str, FileMark]:
-        """Marks of the weight files in the folder now, and of the file that says how to read them, by name; equal marks
-        mean that another reading would give the same."""
-        marks = {}
-        others = (self.model_dir / name for name in (INDEX_FILE, CONFIG_FILE))
-        for path in (*self.model_dir.glob("*.safetensors"), *others):
-            with suppress(OSError):
-                marks[path.name] = FileMark.of(path)
-        return marks
-
-    def files_of(self, shard: ShardId) -> list[Path]:
-        """The files of a shard's tensors. Opens the folder if need be."""
-        found = self._opened()
-        sources = (source for slot in self.layouts[shard].slots for source in slot.sources)
-        return list(dict.fromkeys(path for source in sources for path in found.files_of(source)))
 
     def load_shard(self, shard: ShardId, slab: Tensor) -> Digest:
         """Fill a shard's slab (flat uint8), converting to the serving dtype; returns the slab's digest.
@@ -207,18 +124,12 @@ class WeightFolder:
         self.open()
         with self._reading() as rows_of:
             for start, end in pieces_of(first, PIECE_BYTES // 8):
-                rows = torch.empty((2, end - start, *first.shape[1:]), dtype=self._dtype)
+                rows = torch.empty((2, end - start, *first.shape[1:]), dtype=torch_dtype(self._dtype))
                 for source, part in zip((first, second), rows, strict=True):
                     rows_of.copy_rows(source, start, part)
                 if not torch.equal(*rows):
                     return False
         return True
-
-    def _opened(self) -> FoundWeights:
-        """Opens the folder if need be."""
-        self.open()
-        assert self._found is not None
-        return self._found
 
     def _digester(self, shard: ShardId) -> Digester:
         """For one reading of a shard."""
@@ -227,21 +138,6 @@ class WeightFolder:
     def _reading(self) -> AbstractContextManager[Rows]:
         """Where the rows of tensors come from, for one reading."""
         return _Files(self._opened())
-
-    def _sources(self) -> Iterator[TensorSource]:
-        for layout in self.layouts.values():
-            for slot in layout.slots:
-                yield from slot.sources
-        yield from self._final_norm
-
-    def _is_spare(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor is one that old exporters wrote although it follows from others, or of a layer that guesses
-        tokens ahead. (A tied head that differs from the embedding is none: see ``tying``.)"""
-        is_head = name == HEAD and shape == (self._config.vocab_size, self._config.hidden_size)
-        if name.endswith("rotary_emb.inv_freq") or (self._config.tied_embeddings and is_head):
-            return True
-        layer = name.removeprefix("model.layers.").partition(".")[0]
-        return self._config.has_spare_layers and layer.isdecimal() and int(layer) >= self._config.num_layers
 
     def _copying(self, rows_of: Rows, source: TensorSource, dest: Tensor, digester: Digester) -> Iterator[None]:
         """Copy a tensor to its place in the slab, a piece at a time."""
@@ -400,8 +296,3 @@ def _is_finite(piece: Tensor) -> bool:
     """Whether a piece has no NaN and no infinity: both show in the least or the largest value, a check that is 30 times
     faster."""
     return all(math.isfinite(bound.item()) for bound in piece.aminmax())
-
-
-def _mark(path: Path) -> FileMark:
-    with errors_of(path):
-        return FileMark.of(path)

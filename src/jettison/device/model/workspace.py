@@ -1,22 +1,20 @@
-"""A worker's memory besides parameters and KV: the activations of one step, and the buffers that are never dropped.
+"""A worker's workspace as tensors: the activations of one step, and the buffers that are never dropped.
 
-One flat run of bytes, sized before the first step and counted against the budget. Never dropped: the final norm
-and the rotary tables. Activations that are never alive together share their bytes.
+Not here: how large it is, and which buffers share their bytes (``workspaceplan``).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from jettison.device.kernels.base import sum_dtype
+from jettison.device.dtypes import ITEM_BYTES, name_of, torch_dtype
 from jettison.device.kernels.operands import RoutedBuffers
 from jettison.device.model.hf_config import DecoderConfig
-from jettison.device.model.shards import align
+from jettison.device.model.workspaceplan import plan_workspace
 
 
 class StepBuffers:
@@ -57,14 +55,6 @@ class StepBuffers:
         self.shared_activated = workspace.shared_activated[:num_tokens]
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Name -> (offset, shape) of every buffer, and the bytes they take together."""
-
-    places: dict[str, tuple[int, tuple[int, ...], torch.dtype]]
-    num_bytes: int
-
-
 class Workspace:
     """The workspace's bytes cut into tensors."""
 
@@ -72,10 +62,10 @@ class Workspace:
         self, memory: Tensor, config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int,
         *, keeps_rows: bool = False,
     ) -> None:
-        """``memory``: flat uint8, at least ``num_bytes`` of the same arguments long, 64-byte aligned."""
-        plan = _plan(config, dtype, max_num_tokens, max_num_seqs, keeps_rows=keeps_rows)
+        """``memory``: flat uint8, 64-byte aligned, of the plan's bytes for the same arguments, or more."""
+        plan = plan_workspace(config, name_of(dtype), max_num_tokens, max_num_seqs, keeps_rows=keeps_rows)
         tensors = {
-            name: memory[offset : offset + math.prod(shape) * kind.itemsize].view(kind).view(shape)
+            name: memory[offset : offset + math.prod(shape) * ITEM_BYTES[kind]].view(torch_dtype(kind)).view(shape)
             for name, (offset, shape, kind) in plan.places.items()
         }
         self.final_norm = tensors["final_norm"]
@@ -106,54 +96,3 @@ class Workspace:
         """For the experts of so many tokens."""
         views = [tensor[: num_tokens * self._num_chosen] for tensor in self._routed if tensor is not None]
         return RoutedBuffers(*views) if views else None
-
-    @staticmethod
-    def num_bytes(
-        config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int, *, keeps_rows: bool = False
-    ) -> int:
-        """Bytes that a workspace for steps of these sizes takes. ``keeps_rows``: with room for rows that a step sheds,
-        as many as it may have."""
-        return _plan(config, dtype, max_num_tokens, max_num_seqs, keeps_rows=keeps_rows).num_bytes
-
-    @staticmethod
-    def position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-        """Bytes of these that each position of ``config.max_model_len`` adds at most: a row of all rotary tables."""
-        return 2 * len(config.ropes) * config.rotary_dim * sum_dtype(dtype).itemsize
-
-
-def _plan(
-    config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int, *, keeps_rows: bool
-) -> _Plan:
-    places: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {}
-
-    def place(offset: int, kind: torch.dtype, **shapes: tuple[int, ...]) -> int:
-        for name, shape in shapes.items():
-            places[name] = (offset, shape, kind)
-            offset += align(math.prod(shape) * kind.itemsize)
-        return offset
-
-    tokens, hidden = max_num_tokens, config.hidden_size
-    table = len(config.ropes), config.max_model_len, config.rotary_dim
-    shared = place(0, dtype, final_norm=(hidden * (2 if config.has_norm_bias else 1),))
-    shared = place(shared, sum_dtype(dtype), cos=table, sin=table)
-    if keeps_rows:
-        shared = place(shared, dtype, kept=(tokens, hidden))
-    shared = place(shared, dtype, residual=(tokens, hidden), x=(tokens, hidden))
-    inner, rows = config.intermediate_size, (max_num_seqs, hidden)
-    experts, routed_bytes = config.arithmetic.experts, 0
-    if experts is not None:
-        pairs, wide = tokens * experts.num_chosen, 2 * experts.shared_size
-        start = place(shared, dtype, routed_sum=(tokens, hidden)) if wide else shared
-        first = place(start, dtype, routed_activated=(pairs, experts.intermediate_size))
-        routed_bytes = max(  # what experts make takes the place of what their first products made
-            place(first, dtype, routed_gate_up=(pairs, 2 * experts.intermediate_size)),
-            place(first, dtype, routed_each=(pairs, hidden)),
-            place(start, dtype, shared_gate_up=(tokens, wide), shared_activated=(tokens, experts.shared_size)),
-        )
-    num_bytes = max(
-        routed_bytes,
-        place(shared, dtype, qkv=(tokens, config.qkv_size), attention=(tokens, config.q_size)),
-        place(shared, dtype, gate_up=(tokens, config.up_size), activated=(tokens, inner)),
-        place(place(shared, dtype, rows=rows), sum_dtype(dtype), logits=(max_num_seqs, config.vocab_size)),
-    )
-    return _Plan(places, num_bytes)

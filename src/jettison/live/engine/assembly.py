@@ -21,17 +21,18 @@ from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.profile_document import Fingerprint
 from jettison.device.addresses import span_bytes
-from jettison.device.choice import choose_back_end
-from jettison.device.kernels import Processor, parts_are_exact, rows_are_independent
-from jettison.device.model.dtypes import resolve_dtype
+from jettison.device.choice import choose_back_end, kind_of
+from jettison.device.dtypes import Dtype, resolve_dtype
+from jettison.device.kernels.choosing import parts_are_exact, rows_are_independent
+from jettison.device.kernels.processor import Processor
 from jettison.device.model.end_tokens import EndTokens, read_end_tokens
+from jettison.device.model.folder import folder_by
 from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.kept import keep_integers, told_of_kept
 from jettison.device.model.quantized.config import scheme_of_folder
-from jettison.device.model.seeded import weights_by
 from jettison.device.model.shards import model_shape
 from jettison.device.model.tying import with_its_own_head
-from jettison.device.model.workspace import Workspace
+from jettison.device.model.workspaceplan import plan_workspace, position_bytes
 from jettison.device.spec import HOST, RANDOM
 from jettison.errors import BudgetError, ConfigError
 from jettison.live.engine.cards import BACK_ENDS, PIECE_BYTES, cards_of, environment, unused_cards
@@ -141,7 +142,7 @@ class Assembly:
             too_many = spans_complaint(span_bytes(memory.memory_bytes, self.workspace_bytes, self.shape, sizes))
         flag = f"--memory {format_bytes(memory.memory_bytes)} for each instance"
         try:
-            choose_back_end(spec.back_end).check_addresses(memory.memory_bytes, self.workspace_bytes, self.shape, sizes)
+            kind_of(spec.back_end).check_addresses(memory.memory_bytes, self.workspace_bytes, self.shape, sizes)
         except BudgetError as error:
             raise BudgetError(f"{flag}: {too_many or error}") from error
         if too_many is not None:
@@ -150,8 +151,8 @@ class Assembly:
             layout = LayoutSpec(self.shape.shards_for(layers), layers)
             self._check_budget(layout, sizes)
         dtype = resolve_dtype(spec.dtype, self.model)
-        weights = weights_by(spec.load_format)(Path(spec.model_dir), self.model, dtype)
-        weights.open()
+        folder = folder_by(spec.load_format)(Path(spec.model_dir), self.model, dtype)
+        folder.open()
         log.info("end tokens: %s", self.end_tokens)
         told = told_of_kept(self.model, dtype)
         if told is None and scheme_of_folder(Path(spec.model_dir)) is not None:
@@ -163,7 +164,7 @@ class Assembly:
                 "each instance has %s in pages of %s; they are on cards %s",
                 gib(memory.memory_bytes), format_bytes(self.page_bytes), self.config.devices.cards,
             )
-        for doubt in (*self.end_tokens.left_out, weights.doubt, unused_cards(self.config)):
+        for doubt in (*self.end_tokens.left_out, folder.doubt, unused_cards(self.config)):
             if doubt is not None:
                 log.warning("%s", doubt)
         self._check_machine()
@@ -248,20 +249,19 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
     cards = cards_of(config)
     model_dir = Path(config.model.model)
     model = read_config(model_dir, config.model.max_model_len)
-    torch_dtype = resolve_dtype(str(config.model.dtype), model)
-    dtype = str(torch_dtype).removeprefix("torch.")
+    dtype = resolve_dtype(str(config.model.dtype), model)
     back_end = BACK_ENDS[config.devices.kind]
-    device = choose_back_end(back_end)
-    kernels = device.resolve_kernels(str(config.model.kernels), torch_dtype, processor)
-    model = with_its_own_head(model, model_dir, torch_dtype, str(config.model.load_format))
+    kind = kind_of(back_end)
+    kernels = kind.resolve_kernels(str(config.model.kernels), dtype, processor)
+    model = with_its_own_head(model, model_dir, dtype, str(config.model.load_format))
     model = _with_kept(config, model, dtype, back_end, kernels)
-    shape = model_shape(model, torch_dtype)
+    shape = model_shape(model, dtype)
     max_model_len = _max_model_len(config, model)
     end_tokens = _end_tokens(config, model)
-    keeps_rows = device.keeps_rows and parts_are_exact(kernels, torch_dtype)
+    keeps_rows = kind.keeps_rows and parts_are_exact(kernels, dtype)
     _check_slices(config, kernels, dtype, keeps_rows=keeps_rows)
     limits = scheduler_limits(
-        config, max_model_len, end_tokens.ids, goes_ahead=device.goes_ahead, keeps_rows=keeps_rows
+        config, max_model_len, end_tokens.ids, goes_ahead=kind.goes_ahead, keeps_rows=keeps_rows
     )
     # A pipeline may hold a decode of every request beside a full prefill budget.
     max_num_tokens = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
@@ -290,7 +290,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
         kernels=kernels,
         load_format=str(config.model.load_format),
         tokenizer_dir=config.model.tokenizer,
-        num_threads=config.num_threads or max(1, usable_cores() // config.most_instances),
+        num_threads=config.threads_of_a_worker,
         piece_bytes=config.overload.exchange_piece_bytes or PIECE_BYTES[config.devices.kind],
         coordinate=config.overload.coordinate_links,
         adapt_pieces=config.overload.exchange_piece_bytes is None,
@@ -334,7 +334,7 @@ def _check_slices(config: EngineConfig, kernels: str, dtype: str, *, keeps_rows:
 
 
 def _with_kept(
-    config: EngineConfig, model: DecoderConfig, dtype: str, back_end: str, kernels: str
+    config: EngineConfig, model: DecoderConfig, dtype: Dtype, back_end: str, kernels: str
 ) -> DecoderConfig:
     """With the matrices that are kept as integers. Raises ConfigError where none can be though it is asked for."""
     asked, model_dir = config.model.quantized_weights, Path(config.model.model)
@@ -342,9 +342,8 @@ def _with_kept(
         return model
     kept = model
     if back_end == HOST and scheme_of_folder(model_dir) is not None:  # a card's kernels keep none
-        torch_dtype = resolve_dtype(dtype, model)
-        loaded = choose_back_end(back_end).load_kernels(kernels, torch_dtype)
-        kept = keep_integers(model, model_dir, torch_dtype, loaded, str(config.model.load_format))
+        loaded = choose_back_end(back_end).load_kernels(kernels, dtype)
+        kept = keep_integers(model, model_dir, dtype, loaded, str(config.model.load_format))
     if asked == "kept" and not kept.kept:
         raise ConfigError(
             f"--quantized-weights kept: nothing of {config.model.model} can be; it takes matrices of 4 or 8 bits in "
@@ -387,8 +386,8 @@ def _workspace_bytes(
 ) -> int:
     """With rotary tables of so many rows; ``limits``: most tokens and most sampled rows of a step."""
     model = replace(model, max_model_len=num_positions)
-    keeps_rows = choose_back_end(back_end).keeps_rows
-    return Workspace.num_bytes(model, resolve_dtype(dtype, model), *limits, keeps_rows=keeps_rows)
+    keeps_rows = kind_of(back_end).keeps_rows
+    return plan_workspace(model, resolve_dtype(dtype, model), *limits, keeps_rows=keeps_rows).num_bytes
 
 
 def _position_room(
@@ -399,7 +398,7 @@ def _position_room(
         num_instances=config.most_instances,
         parameter_bytes=shape.parameter_bytes,
         fixed_bytes=_workspace_bytes(model, 0, dtype, back_end, (max_num_tokens, config.scheduler.max_num_seqs)),
-        row_bytes=Workspace.position_bytes(model, resolve_dtype(dtype, model)),
+        row_bytes=position_bytes(model, resolve_dtype(dtype, model)),
         kv_block_bytes=shape.num_layers * shape.block_bytes_per_layer(block_size),
         block_size=block_size,
         context=model.max_model_len,

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from jettison.device.model.integers import IntegerForm, Integers
 from jettison.device.model.shards import TensorSource
-from jettison.device.model.stored import Lazy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from jettison.device.model.stored import Lazy
 
 PLAIN = frozenset({"F64", "F32", "F16", "BF16"})
 """Number types of safetensors for plain weights, and for scales."""
@@ -38,7 +40,7 @@ class Part(NamedTuple):
 Headers = Mapping[str, Header]
 """All stored tensors of a folder, by name."""
 
-Stored = Mapping[str, Lazy]
+Stored: TypeAlias = "Mapping[str, Lazy]"
 """The parts of one tensor by their names in the recipe."""
 
 

@@ -1,11 +1,15 @@
-"""The recipes of all wanted tensors of a folder. Not here: a format's own, which its module has."""
+"""The recipes of all wanted tensors of a folder. Not here: a format's own, which its module has.
+
+A format widens with torch, so its module is imported where a folder has it: what is stored plainly is found without.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 from jettison.device.model.integers import IntegerForm
-from jettison.device.model.quantized import blocks, columns, compressed, fp8, mxfp4
 from jettison.device.model.quantized.parts import PLAIN, Headers, Recipe, plain, slice_of
 from jettison.device.model.quantized.schemes import Awq, Compressed, Fp8, GgufBlocks, Gptq, Scheme
 from jettison.device.model.shards import TensorSource
@@ -27,7 +31,7 @@ def _take_zero_biases(recipes: dict[str, Recipe], headers: Headers) -> None:
         if "qweight" in recipe.parts:
             name = recipe.parts["qweight"].name.removesuffix("qweight") + "bias"
             if name in headers and name not in wanted:
-                recipes[key] = columns.beside_zeros(recipe, name)
+                recipes[key] = _format("columns").beside_zeros(recipe, name)
 
 
 def form_without_files(scheme: Scheme | None, source: TensorSource) -> IntegerForm | None:
@@ -49,15 +53,23 @@ def _recipe(scheme: Scheme | None, source: TensorSource, headers: Headers) -> Re
 
 
 def _of_format(scheme: Scheme, source: TensorSource, headers: Headers) -> Recipe | None:
+    found: Recipe | None
     match scheme:
         case Fp8():
-            return fp8.recipe(scheme, source, headers)
+            found = _format("fp8").recipe(scheme, source, headers)
         case Awq():
-            return columns.awq_recipe(scheme, source, headers)
+            found = _format("columns").awq_recipe(scheme, source, headers)
         case Gptq():
-            return columns.gptq_recipe(scheme, source, headers)
+            found = _format("columns").gptq_recipe(scheme, source, headers)
         case Compressed():
-            return compressed.recipe(scheme, source, headers)
+            found = _format("compressed").recipe(scheme, source, headers)
         case GgufBlocks():
-            return blocks.recipe(source, headers)
-    return mxfp4.recipe(scheme, source, headers)
+            found = _format("blocks").recipe(source, headers)
+        case _:
+            found = _format("mxfp4").recipe(scheme, source, headers)
+    return found
+
+
+def _format(name: str) -> Any:
+    """Its module."""
+    return import_module(f"{__package__}.{name}")
