@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from jettison.cli.flags import resolve_config, with_config_flags
 from jettison.config import EngineConfig
 from jettison.live.machine.address_space import check_address_limit
+from jettison.live.machine.garbage import no_collections
 
 if TYPE_CHECKING:
     from jettison.server.parent.line import ParentLine
@@ -41,20 +43,32 @@ def serve(
     raise typer.Exit(code)
 
 
+def _fork_server_beside(config: EngineConfig) -> AbstractContextManager[None]:
+    """One that imports torch while this process imports the rest, where workers will be forked on this host."""
+    if config.hosts.launcher != "local":
+        return nullcontext()
+    from jettison.live.host.keeper import fork_server_begun
+
+    return fork_server_begun(config.threads_of_a_worker)
+
+
 def _run(config: EngineConfig) -> int:
     """The server; with front ends its parent, and in processes that are forked from it a controller."""
 
     def controller(line: ParentLine | None) -> int:
-        from jettison.server.launch import serve as run_server
+        with no_collections():
+            from jettison.server.launch import serve as run_server
 
         return run_server(config, line)
 
     def prepare() -> None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # what is forked from has one thread
-        import jettison.server.launch  # noqa: F401 - with all that a controller imports
+        with no_collections():
+            import jettison.server.launch  # noqa: F401 - with all that a controller imports
 
     if not config.api_servers:
-        return controller(None)
+        with _fork_server_beside(config):
+            return controller(None)
     from jettison.server.parent.process import Parent
     from jettison.server.quiet_log import install_log
 

@@ -14,12 +14,13 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from jettison.device.model.hf_config import parse_config
 from jettison.device.model.jsonfile import JsonObject
 from jettison.live.host.forkserver import fork_servers_kept
-from jettison.live.host.keeper import Keeper
+from jettison.live.host.keeper import Keeper, fork_server_begun
 from jettison.live.machine.netns import Placement
 from jettison.live.wire.heartbeat import Patience
 from jettison.live.wire.worker_config import WorkerSpec, WorkerStart
@@ -228,6 +229,23 @@ async def test_a_fork_server_waits_for_nothing_that_has_ended(keeper, tmp_path, 
                 await asyncio.sleep(0.001)
         os.close(pidfd)
         assert await ended(child) == -signal.SIGKILL
+
+
+async def test_a_fork_server_that_was_begun_before_is_the_keepers(tmp_path, capfd):
+    command = (sys.executable, "-c", CHILD + "# of its own\n")
+    before = set(psutil.Process().children())
+    with fork_server_begun(3, command):
+        (begun,) = set(psutil.Process().children()) - before
+        keeper = Keeper(tmp_path, command)
+        assert await ended(keeper.spawn(start_of(0, "say"), Placement(), has_far_peers=False)) == 0
+        assert int(capfd.readouterr().out.split()[1]) == begun.pid
+        keeper.close()
+
+
+def test_a_host_without_a_process_for_it_is_told_by_the_keeper(monkeypatch):
+    monkeypatch.setattr("subprocess.Popen", refused)
+    with fork_server_begun(3, (sys.executable, "-c", "# no other has this")):
+        pass
 
 
 async def test_with_a_fork_server_its_workers_end_and_the_next_has_another(keeper, capfd):

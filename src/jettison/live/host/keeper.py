@@ -16,8 +16,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -49,6 +49,17 @@ log = logging.getLogger(__name__)
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "jettison.live.worker.main")
 """The fork server's program. ``-P``: the current folder must not lend modules to a worker."""
+
+
+@contextmanager
+def fork_server_begun(num_threads: int, worker_command: Sequence[str] = WORKER_COMMAND) -> Iterator[None]:
+    """While inside, there is a fork server for workers with so many threads: it imports while the caller, before its
+    first worker, does what it has to do. Where this host has no process for it, the keeper will say so."""
+    with fork_servers_kept():
+        with suppress(OSError):
+            _, line = FORK_SERVERS.connect(tuple(worker_command), worker_environment(num_threads))
+            line.close()
+        yield
 
 
 class Addresses(NamedTuple):
