@@ -47,10 +47,18 @@ def pytest_runtestloop() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def warm_workers() -> Iterator[None]:
-    """Torch is imported once in a run for all workers of its clusters: their fork server outlives each of them."""
+    """Torch is imported once in a run for all workers of its clusters: their fork server outlives each of them. One is
+    for all clusters with the same environment, in which pytest tells each test's name."""
+    from jettison.live.host import keeper
     from jettison.live.host.forkserver import fork_servers_kept
 
-    with fork_servers_kept():
+    def without_a_name(num_threads: int, environment_of=keeper.worker_environment) -> dict[str, str]:
+        environment = environment_of(num_threads)
+        environment.pop("PYTEST_CURRENT_TEST", None)
+        return environment
+
+    with fork_servers_kept(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeper, "worker_environment", without_a_name)
         yield
 
 

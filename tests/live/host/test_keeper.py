@@ -19,6 +19,7 @@ import pytest
 
 from jettison.device.model.hf_config import parse_config
 from jettison.device.model.jsonfile import JsonObject
+from jettison.live.host import keeper as keepers
 from jettison.live.host.forkserver import fork_servers_kept
 from jettison.live.host.keeper import Keeper, fork_server_begun
 from jettison.live.machine.netns import Placement
@@ -242,6 +243,15 @@ async def test_a_fork_server_that_was_begun_before_is_the_keepers(tmp_path, capf
         keeper.close()
 
 
+def test_one_fork_server_is_for_the_clusters_of_all_tests(monkeypatch):
+    """Torch is imported once in a run. Pytest tells each test's name in the environment, which others are equal in."""
+    environment = keepers.worker_environment(1)
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "another")
+    assert keepers.worker_environment(1) == environment
+    monkeypatch.setenv("JETTISON_FAILPOINT", "of this test's workers")
+    assert keepers.worker_environment(1) != environment
+
+
 def test_a_host_without_a_process_for_it_is_told_by_the_keeper(monkeypatch):
     monkeypatch.setattr("subprocess.Popen", refused)
     with fork_server_begun(3, (sys.executable, "-c", "# no other has this")):
@@ -309,7 +319,7 @@ async def test_a_start_that_the_host_refuses_leaves_no_descriptor(keeper, broken
 
 
 async def test_a_fork_server_that_the_host_refuses_leaves_no_descriptor(tmp_path, monkeypatch):
-    kept = Keeper(tmp_path, (sys.executable, "-c", CHILD))
+    kept = Keeper(tmp_path, (sys.executable, "-c", CHILD + "# of a host that refuses\n"))
     kept.empty_shared_copy()
     with monkeypatch.context() as patch:
         patch.setattr("jettison.live.host.keeper.open_shared_copy", lambda: os.memfd_create("copy"))

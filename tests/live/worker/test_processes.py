@@ -275,8 +275,9 @@ def test_workers_die_with_a_controller_that_is_killed(what):
 
 
 @pytest.fixture
-def address_limit():
-    """Far more than is needed, but a limit; child processes inherit it."""
+def address_limit(monkeypatch):
+    """Far more than is needed, but a limit; child processes inherit it: a fork server of this environment alone."""
+    monkeypatch.setenv("OF_A_TEST", "address_limit")
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (1 << 42, hard))
     yield
