@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from jettison.errors import UserError
 
@@ -43,6 +42,8 @@ def bill(
     many as it takes; beside them stands the least that would do, exact where it is
     small, else a bound.
     """
+    from rich.console import Console
+
     from jettison.report.bill import BillOptions, bill_document, bill_of, print_bill
     from jettison.report.output import check_writable, write_whole
     from jettison.report.results import read_results

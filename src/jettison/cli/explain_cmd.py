@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from jettison.errors import JettisonError, UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from jettison.report.results import RunResult
 
 
@@ -67,6 +68,8 @@ def explain(
     the same arrivals at the same point of a sweep, and under the other policies,
     simulated; a live run needs a cost profile of its machine for that (`jettison profile`).
     """
+    from rich.console import Console
+
     from jettison.report.output import check_writable, write_whole
     from jettison.report.results import read_results
     from jettison.simulate.counterfactual import parse_policies
@@ -243,6 +246,8 @@ def _others(run: RunResult, runs: Sequence[RunResult]) -> dict[str, RunResult]:
 
 def _warn_of_profile(run: RunResult, profile: Path | None) -> None:
     """One line on stderr where the profile is another's."""
+    from rich.console import Console
+
     from jettison.report.terminal import print_line
     from jettison.simulate.counterfactual import told_of_profile
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 import jettison
 from jettison.errors import ConfigError
@@ -54,6 +53,8 @@ def reproduce(
     ] = None,
 ) -> None:
     """Simulate the experiments behind figures of the KunServe, MELL and ConServe papers, beside their numbers."""
+    from rich.console import Console
+
     command = _laboratory()
     console = Console()
     if names == ["list"]:

@@ -12,7 +12,7 @@ import typer
 from jettison.cli.flags import resolve_config, with_config_flags
 from jettison.config import EngineConfig
 from jettison.live.machine.address_space import check_address_limit
-from jettison.live.machine.garbage import no_collections
+from jettison.live.machine.garbage import imports_that_stay
 
 if TYPE_CHECKING:
     from jettison.server.parent.line import ParentLine
@@ -56,14 +56,14 @@ def _run(config: EngineConfig) -> int:
     """The server; with front ends its parent, and in processes that are forked from it a controller."""
 
     def controller(line: ParentLine | None) -> int:
-        with no_collections():
+        with imports_that_stay():
             from jettison.server.launch import serve as run_server
 
         return run_server(config, line)
 
     def prepare() -> None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # what is forked from has one thread
-        with no_collections():
+        with imports_that_stay():
             import jettison.server.launch  # noqa: F401 - with all that a controller imports
 
     if not config.api_servers:

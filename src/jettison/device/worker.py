@@ -43,7 +43,7 @@ from jettison.device.model.workspaceplan import plan_workspace
 from jettison.device.remote import AttentionPort
 from jettison.device.rowmasks import DeviceMasks
 from jettison.device.sharedcopy import SharedCopy
-from jettison.device.spec import DeviceSpec
+from jettison.device.spec import HOST, DeviceSpec
 from jettison.device.step import Int32s, Running, StepInput, StepOutput
 from jettison.errors import ConfigError, ModelError, NotReadyError
 from jettison.memory.hostpool import num_host_slots
@@ -56,6 +56,13 @@ logger = logging.getLogger(__name__)
 def make_device(spec: DeviceSpec) -> DeviceWorker:
     """A device on the back end that its spec names. Raises ConfigError for a name that there is not."""
     return DeviceWorker(spec, choose_back_end(spec.back_end))
+
+
+def import_for_the_host() -> None:
+    """All that ``make_device`` and a device's start import where memory is the host's: for a process that is to fork
+    others that make one."""
+    choose_back_end(HOST)
+    import jettison.device.kernels.native  # noqa: F401 - which is imported where it is loaded
 
 
 class DeviceWorker:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from jettison.errors import JettisonError, LinkDownError, UserError
 from jettison.live.machine.address_space import explained
-from jettison.live.machine.garbage import no_collections, settle_garbage_collector
+from jettison.live.machine.garbage import imports_that_stay, settle_garbage_collector
 from jettison.live.wire import messages as m
 from jettison.live.wire.channel import WorkerChannel
 from jettison.live.wire.heartbeat import Heart
@@ -241,9 +241,12 @@ def run_worker(config: WorkerConfig, make_device: DeviceFactory = make_device_wo
 
 
 def _import_device() -> None:
-    """All that ``make_device_worker`` imports, torch among it. Thread counts are in the environment by now."""
-    with no_collections():
-        import jettison.device.worker  # noqa: F401
+    """All that ``make_device_worker`` imports and a device on the host, torch among it. Thread counts are in the
+    environment by now."""
+    with imports_that_stay():
+        from jettison.device.worker import import_for_the_host
+
+        import_for_the_host()  # what a card needs besides, the worker that has one imports
 
 
 if __name__ == "__main__":
