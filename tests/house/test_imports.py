@@ -253,12 +253,12 @@ def test_only_the_device_imports_torch(sources):
 
 
 def loaded_with(names):
-    """Top-level packages in a fresh process that has imported these modules: what is loaded, not what is written, as a
-    third party could bring torch in."""
+    """Modules in a fresh process that has imported these, and their packages: what is loaded, not what is written, as
+    a third party could bring torch in."""
     script = (
         "import importlib, json, sys\n"
         f"for name in {names!r}: importlib.import_module(name)\n"
-        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+        "print(json.dumps(sorted(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
@@ -282,6 +282,14 @@ def test_only_what_computes_loads_torch(sources):
     assert {"jettison.server.launch", "jettison.server.parent.starter", "jettison.live.host.far_keeper",
             "jettison.live.worker.main", "jettison.cli.main"} <= set(names)  # fmt: skip
     assert not loaded_with(names) & {"torch", "transformers", "triton"}
+
+
+def test_a_front_end_loads_nothing_that_decides():
+    """It has the words of the core, and there are several on a machine."""
+    loaded = loaded_with(["jettison.server.fronts.process"])
+    assert "jettison.core.requests" in loaded
+    assert not loaded & {"jettison.core.cluster", "jettison.core.serving.group", "jettison.live.engine.engine"}
+    assert not any(is_in(name, part) for name in loaded for part in ("core.ladder", "core.moving", "policy.packing"))
 
 
 @pytest.mark.parametrize(

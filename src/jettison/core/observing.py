@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from jettison.core.cluster import ClusterCore
-from jettison.core.ports import Emit, Record, RunStep, Transfer, TransferEnded
 from jettison.core.residence import hosted_tokens
-from jettison.core.serving.group import Group
 from jettison.types import GroupId, TransferId, WorkerId
+
+if TYPE_CHECKING:
+    from jettison.core.cluster import ClusterCore
+    from jettison.core.ports import Emit, Record, RunStep, Transfer, TransferEnded
+    from jettison.core.serving.group import Group
 
 GroupGauges = Mapping[str, float]
 
