@@ -313,6 +313,12 @@ def test_what_the_folder_s_configuration_forbids_is_told_before_the_server_liste
     assert err.startswith(f"jettison: {words}") and err.count("\n") == 1, err
 
 
+def test_a_start_that_ends_for_want_of_a_model_has_begun_no_fork_server(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process"))
+    assert main(["serve", str(tmp_path), "--port", "0"]) == 2
+    assert "config.json" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("lacks", ["everything", "config.json", "model.safetensors.index.json"])
 def test_a_folder_without_a_model_is_one_line(lacks, tmp_path, monkeypatch, capsys):
     launch = pytest.importorskip("jettison.server.launch")

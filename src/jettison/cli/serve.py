@@ -44,8 +44,9 @@ def serve(
 
 
 def _fork_server_beside(config: EngineConfig) -> AbstractContextManager[None]:
-    """One that imports torch while this process imports the rest, where workers will be forked on this host."""
-    if config.hosts.launcher != "local":
+    """One that imports torch while this process imports the rest, where workers will be forked on this host: not for a
+    folder without a model, which ends the start before that."""
+    if config.hosts.launcher != "local" or not (Path(config.model.model) / "config.json").is_file():
         return nullcontext()
     from jettison.live.host.keeper import fork_server_begun
 
