@@ -285,10 +285,12 @@ def test_only_what_computes_loads_torch(sources):
 
 
 def test_a_front_end_loads_nothing_that_decides():
-    """It has the words of the core, and there are several on a machine."""
+    """It has the words of the core, and there are several on a machine. What compiles grammars is a process of its own.
+    """
     loaded = loaded_with(["jettison.server.fronts.process"])
     assert "jettison.core.requests" in loaded
     assert not loaded & {"jettison.core.cluster", "jettison.core.serving.group", "jettison.live.engine.engine"}
+    assert not loaded & {"llguidance", "rich", "matplotlib"}
     assert not any(is_in(name, part) for name in loaded for part in ("core.ladder", "core.moving", "policy.packing"))
 
 

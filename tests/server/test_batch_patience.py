@@ -13,7 +13,7 @@ from test_batch_lines import check
 from test_batches_sdk import begin, text_of, until
 
 from jettison.server.batches import patience
-from jettison.server.compile_process import Compiled
+from jettison.server.compile_jobs import Compiled
 from jettison.server.compiling import GrammarCompiler
 from jettison.server.completions import CompletionEndpoint
 from jettison.server.errors import ApiError

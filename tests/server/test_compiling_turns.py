@@ -10,7 +10,7 @@ from fake_engine import FakeEngine
 from served import eventually
 
 from jettison.server import compiling
-from jettison.server.compile_process import Compiled
+from jettison.server.compile_jobs import Compiled
 from jettison.server.compiling import RECEIVE, TENANT, GrammarCompiler
 from jettison.server.errors import ApiError
 from jettison.server.structured import Constraint

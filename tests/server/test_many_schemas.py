@@ -17,7 +17,8 @@ from jettison.device.grammars import Grammars
 from jettison.device.model.tokenizer_files import byte_tokenizer_files
 from jettison.device.model.vocabulary import Vocabulary, vocabulary_of
 from jettison.device.step import GrammarRow, SamplingRow, pack_ints, token_mask
-from jettison.server.compile_process import Compiled, Compiler, Job
+from jettison.server.compile_jobs import Compiled, Job
+from jettison.server.compile_process import Compiler
 from jettison.server.structured import Constraint
 from jettison.types import LATER_TOKEN_ID
 

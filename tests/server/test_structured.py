@@ -16,7 +16,8 @@ from pydantic import BaseModel, Field, SecretStr
 
 from jettison.config import EngineConfig
 from jettison.server import compiling
-from jettison.server.compile_process import Compiled, Compiler, Job
+from jettison.server.compile_jobs import Compiled, Job
+from jettison.server.compile_process import Compiler
 from jettison.server.compiling import GrammarCompiler
 from jettison.server.errors import ApiError
 from jettison.server.json_schemas import FOLLOWED_FORMATS, NOT_FOLLOWED, OTHER_FORMATS, loosened

@@ -14,6 +14,7 @@ import llguidance
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
+from jettison.server.compile_jobs import Compiled, Job, Setting
 from jettison.server.grammar_texts import ConstraintError, grammar_text, one_line
 
 STACK_BYTES = 4 << 20
@@ -23,32 +24,6 @@ LIMITS = {
     "max_grammar_size": 250_000, "verbose_errors": False,
 }  # fmt: skip
 """At most half of what workers allow (``device.grammars``)."""
-
-
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """The process's first line."""
-
-    special_tokens: dict[str, int]
-    """Text -> id."""
-    memory_bytes: int
-    """Beyond what the process has at its start."""
-    cpu_s: float
-    """Of the processor, for one job."""
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One constraint; see ``structured.Constraint``."""
-
-    kind: str
-    text: str
-    white_space: str | None = None
-
-
-class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """Its grammar, or why there is none."""
-
-    grammar: str = ""
-    error: str | None = None
 
 
 class _Bytes:

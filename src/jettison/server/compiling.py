@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive
 
-from jettison.server.compile_process import Compiled, Job, Setting
+from jettison.server.compile_jobs import Compiled, Job, Setting
 from jettison.server.errors import ApiError, bad_request, retry_headers
 from jettison.server.structured import Constraint
 
