@@ -10,6 +10,7 @@ import errno
 import logging
 import sys
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import typer
@@ -103,10 +104,9 @@ _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (``sys.argv`` by default) and return its exit code; never raises JettisonError or OSError."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = app(
-            args=None if arguments is None else list(arguments), prog_name="jettison", standalone_mode=False
-        )
+        code = _with_command(words)(args=words, prog_name="jettison", standalone_mode=False)
     except _USAGE_ERROR as error:
         return _misuse(error)
     except typer.Abort:
@@ -122,6 +122,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _complain(_reason(told), 2 if told.errno in _MENDABLE else 1)
         raise  # not foreseen: its traceback is of use
     return code if isinstance(code, int) else 0
+
+
+def _with_command(words: Sequence[str]) -> typer.Typer:
+    """The command line, of the first word's command alone if it is one: others have hundreds of options to build."""
+    alone = copy(app)
+    alone.registered_commands = [known for known in app.registered_commands if known.name in words[:1]]
+    alone.registered_groups = [known for known in app.registered_groups if known.name in words[:1]]
+    return alone if alone.registered_commands or alone.registered_groups else app
 
 
 def run() -> None:
