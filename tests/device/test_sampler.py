@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from scipy import stats
 
 from jettison.device.sampler import Sampler, uniform_draws
 from jettison.device.step import SamplingRow, is_in_token_set, pack_ints, pack_token_set, unpack_token_set
@@ -84,6 +83,8 @@ def test_padding_of_the_head_is_never_chosen() -> None:
 
 
 def test_uniform_draws_look_uniform_and_independent() -> None:
+    from scipy import stats
+
     draws = uniform_draws([5] * 20_000, range(20_000))
     assert stats.kstest(draws, "uniform").pvalue > 1e-3
     assert stats.kstest(uniform_draws(range(20_000), [11] * 20_000), "uniform").pvalue > 1e-3
@@ -106,6 +107,8 @@ def test_uniform_draws_look_uniform_and_independent() -> None:
     ],
 )
 def test_draws_follow_the_distribution(dtype: torch.dtype, fields: dict[str, float]) -> None:
+    from scipy import stats
+
     logits = logits_of(1, 40, seed=4)[0].to(dtype)
     count = 8000
     expected = reference_distribution(logits, **fields) * count  # type: ignore[arg-type]

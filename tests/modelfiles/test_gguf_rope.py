@@ -11,8 +11,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf_written import write_gguf
-from transformers import AutoConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
@@ -58,6 +56,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("served", [ORIGINAL, CONTEXT])
 def test_the_folder_is_read_as_transformers_reads_it(name: str, served: int, llama: Path, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     fields, tensors, magnitude = WRITTEN[name]
     write_gguf(
         llama, tmp_path / "model.gguf", tensors=tensors,

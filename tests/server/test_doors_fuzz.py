@@ -13,8 +13,6 @@ import sys
 import fuzz_doors
 import psutil
 import pytest
-from anthropic.types import MessageCountTokensParams
-from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
 from door_cases import BASES, drawn
 from fake_engine import FakeEngine, bytes_of
 from fuzz_doors import judge, of_a_file
@@ -78,6 +76,9 @@ def test_what_a_process_allocates_counts_and_pages_of_shared_memory_do_not():
 
 
 def test_every_field_of_the_sdks_is_in_a_table():
+    from anthropic.types import MessageCountTokensParams
+    from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
+
     for params, table in (
         (ResponseCreateParamsNonStreaming, RESPONSES), (MessageCreateParamsNonStreaming, MESSAGES),
         (MessageCountTokensParams, MESSAGES),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import anthropic
 import pytest
 from calls_written import hermes
 from fake_engine import FakeEngine, bytes_of
@@ -28,6 +27,8 @@ THINKING = {"type": "enabled", "budget_tokens": 1024}
 @pytest.fixture
 async def client_of():
     """An SDK's client of a server, closed in the loop that it was used in."""
+    import anthropic  # a second, which other tests of this room need not wait for
+
     clients = []
 
     def made(served, **options):
@@ -88,6 +89,8 @@ async def test_a_stream_has_the_full_order_of_events(serve):
 
 
 async def test_why_a_message_stops(serve, client_of):
+    import anthropic
+
     async with serve(says("one two three")) as served:
         client, ask = client_of(served), {"model": "fake", "messages": HI, "max_tokens": 50}
         stopped = await client.messages.create(**ask, stop_sequences=["thr", "zzz"])
@@ -329,6 +332,8 @@ async def test_errors_have_anthropics_form_and_name_the_field(app_client, app_en
 
 
 async def test_a_key_comes_in_either_header(serve, client_of):
+    import anthropic
+
     async with serve(says("Yes."), api_keys=("one", "two")) as served:
         ask = {"model": "fake", "max_tokens": 9, "messages": HI}
         for options in (
@@ -348,6 +353,8 @@ async def test_a_key_comes_in_either_header(serve, client_of):
 
 
 async def test_limits_and_failures_are_those_of_chats(serve, client_of):
+    import anthropic
+
     engine, ask = FakeEngine(bytes_of("a"), delay_s=None), {"model": "fake", "max_tokens": 9, "messages": HI}
     async with serve(engine, max_active_reqs_per_key=1) as served:
         running = asyncio.create_task(client_of(served).messages.create(**ask))
