@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jettison.device.reference import TransformersReference, transformers_available
+from jettison.device.reference import TransformersReference, Verdict, transformers_available
 from jettison.live.verify.run import compare
 from jettison.live.verify.scenarios import SCENARIOS, Setting
 from jettison.live.verify.scenarios_ahead import AHEAD, AHEAD_TOO
@@ -17,6 +17,7 @@ from jettison.live.verify.scenarios_migration import MIGRATIONS
 from jettison.live.verify.scenarios_packing import PACKING
 from jettison.live.verify.scenarios_sleep import SLEEP
 from jettison.live.verify.scenarios_together import RUNGS_TOGETHER
+from jettison.types import Grammar
 from longrun import part_of
 
 EVENTS = (
@@ -28,20 +29,45 @@ SOME = (
 )  # fmt: skip
 
 
-@pytest.mark.skipif(not transformers_available(), reason="the reference needs transformers")
+class AskedOnce:
+    """A reference that judges the same answer once: most events are those of the same requests."""
+
+    def __init__(self, reference: TransformersReference) -> None:
+        self._reference = reference
+        self._verdicts: dict[tuple[tuple[int, ...], tuple[int, ...]], Verdict] = {}
+
+    def check(self, prompt: list[int], output: list[int], grammar: Grammar | None = None) -> Verdict:
+        if grammar is not None:
+            return self._reference.check(prompt, output, grammar)
+        asked = tuple(prompt), tuple(output)
+        if asked not in self._verdicts:
+            self._verdicts[asked] = self._reference.check(prompt, output)
+        return self._verdicts[asked]
+
+
+@pytest.fixture(scope="module")
+def reference(model_dir: Path) -> AskedOnce:
+    if not transformers_available():
+        pytest.skip("the reference needs transformers")
+    return AskedOnce(TransformersReference(model_dir, "float64"))
+
+
 @pytest.mark.parametrize("event", EVENTS)
-def test_tokens_do_not_depend_on_memory_events(event: str, model_dir: Path) -> None:
+def test_tokens_do_not_depend_on_memory_events(
+    event: str, model_dir: Path, reference: AskedOnce
+) -> None:
     outcome = EVENTS[event](Setting(model_dir, "float64", 64, seed=1))
-    row = compare("qwen3", event, outcome, TransformersReference(model_dir, "float64"))
+    row = compare("qwen3", event, outcome, reference)
     assert outcome.happened, outcome.evidence
     assert row.mismatches == 0
     assert row.tokens_compared > 300
 
 
-@pytest.mark.skipif(not transformers_available(), reason="the reference needs transformers")
 @pytest.mark.parametrize("event", part_of(tuple(AHEAD_TOO), [f"{name}, steps ahead" for name in SOME]))
-def test_nor_do_they_depend_on_when_a_step_was_planned(event: str, model_dir: Path) -> None:
+def test_nor_do_they_depend_on_when_a_step_was_planned(
+    event: str, model_dir: Path, reference: AskedOnce
+) -> None:
     outcome = AHEAD_TOO[event](Setting(model_dir, "float64", 48, seed=1))
-    row = compare("qwen3", event, outcome, TransformersReference(model_dir, "float64"))
+    row = compare("qwen3", event, outcome, reference)
     assert outcome.happened, outcome.evidence
     assert row.mismatches == 0 and row.tokens_compared > 200
