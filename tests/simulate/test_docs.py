@@ -55,5 +55,6 @@ def test_the_command_is_given_the_file_that_the_text_names(command: str) -> None
 
 def test_the_first_example_drops() -> None:
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", section("simulate"), re.DOTALL | re.MULTILINE)
-    (case,) = cases_of(parse_yaml(block, "docs") | {"variants": ["drop"]}, "docs")
+    until_a_drop = {"variants": ["drop"], "run": {"until_s": 80}}
+    (case,) = cases_of(parse_yaml(block, "docs") | until_a_drop, "docs")
     assert run_cases([case], num_processes=1)[0].events["drops"] >= 1
