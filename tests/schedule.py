@@ -2,9 +2,9 @@
 pytest-xdist's, for any ``--dist``.
 
 A file is run by one worker, in its order: what its tests share (an engine, a model) is made once. The files of
-``TOGETHER`` share servers, so a folder of them goes to one worker, too. The long ones begin, so that none is left when
-all else is over. Where no module is compiled yet, each worker begins to collect in another place, and finds compiled
-what the others have passed.
+``TOGETHER`` share servers, or parsed sources, so a folder of them goes to one worker, too. The long ones begin, so that
+none is left when all else is over. Where no module is compiled yet, each worker begins to collect in another place, and
+finds compiled what the others have passed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 Child = TypeVar("Child")
 
-TOGETHER = ("tests/e2e/",)
+TOGETHER = ("tests/e2e/", "tests/house/")
 
 LONG_ONES = (
     "tests/e2e/", "tests/live/verify/test_faults.py", "tests/test_demo.py", "tests/live/engine/test_engine.py",
-    "tests/sim/test_faults.py", "tests/core/test_checkpoints.py", "tests/live/", "tests/simulate/", "tests/core/",
-    "tests/sim/", "tests/server/",
+    "tests/house/", "tests/sim/test_faults.py", "tests/core/test_checkpoints.py", "tests/live/", "tests/simulate/",
+    "tests/core/", "tests/sim/", "tests/server/",
 )  # fmt: skip
 """The longest first; what no entry begins is short."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -369,14 +370,30 @@ def test_config_show_as_a_table(capsys, monkeypatch):
     assert rows["served_model_name"] == ["tiny", "default"]
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS.values() if key.name != "model"], ids=lambda key: key.name)
-def test_every_key_is_a_flag(key, capsys):
+FLAGS = [key for key in KEYS.values() if key.section and key.name != "model"]
+FLAG_SETS = [FLAGS[i::12] for i in range(12)] + [FLAGS[i : i + 12] for i in range(0, len(FLAGS), 12)]
+"""Each flag is in two of them, and no two flags are together in both: what one sets beside its own key is seen."""
+OF_MANY = [key for key in KEYS.values() if not key.section and key.name != "model"]
+"""They set others."""
+
+
+@pytest.mark.parametrize("keys", [*FLAG_SETS, *([key] for key in OF_MANY)], ids=lambda keys: keys[0].name)
+def test_every_key_is_a_flag(keys, capsys):
     texts = {"api_key": "k", "admin_key": "k", "served_model_name": "name",
              "structured_outputs_config": '{"disable_any_whitespace": true}'}
-    value = [] if key.is_bool else [texts.get(key.name, key.show(key.default))]
-    shown = shown_config(capsys, "m", key.flag, *value)
-    assert shown[key.name]["source"] == "flag"
-    assert [name for name, row in shown.items() if row["source"] == "flag"] == ["model", key.name] or key.section == ""
+    words = [word for key in keys
+             for word in ([key.flag] if key.is_bool else [key.flag, texts.get(key.name, key.show(key.default))])]
+    shown = shown_config(capsys, "m", *words)
+    given = {"model", *(key.name for key in keys)}
+    assert {name for name in given if shown[name]["source"] != "flag"} == set()
+    told = {name for name, row in shown.items() if row["source"] == "flag"}
+    assert told == given or keys[0] in OF_MANY, told ^ given
+
+
+def test_no_two_flags_are_always_tried_together():
+    pairs = [pair for keys in FLAG_SETS for pair in itertools.combinations([key.name for key in keys], 2)]
+    assert len(pairs) == len(set(pairs))
+    assert {key.name for keys in [*FLAG_SETS, OF_MANY] for key in keys} == KEYS.keys() - {"model"}
 
 
 def test_serve_hands_over_the_resolved_configuration(monkeypatch):

@@ -81,18 +81,22 @@ class Served:
     def headers(self) -> dict[str, str]:
         return {} if self.key is None else {"authorization": f"Bearer {self.key}"}
 
-    def metric(self, name: str) -> float:
-        """Sum over all samples of one metric; 0 when it has none."""
+    def metrics(self, *names: str) -> list[float]:
+        """Sums over all samples of each; 0 of one that has none."""
         request = urllib.request.Request(f"{self.url}/metrics", headers=self.headers())
         with urllib.request.urlopen(request, timeout=WAIT_S) as response:
             text = response.read().decode()
-        return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
+        found = [re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE) for name in names]
+        return [sum(map(float, values)) for values in found]
+
+    def metric(self, name: str) -> float:
+        """Of one."""
+        return self.metrics(name)[0]
 
     def is_idle(self) -> bool:
         """Nothing runs, waits or moves, and no KV block is held."""
         return not any(
-            self.metric(name)
-            for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "jettison:kv_blocks_used")
+            self.metrics("vllm:num_requests_running", "vllm:num_requests_waiting", "jettison:kv_blocks_used")
         )
 
     def wait_idle(self) -> None:

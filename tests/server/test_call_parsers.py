@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from jettison.server.parsers.machine import FLOW_CHARS
 from jettison.server.parsers.registry import call_kind
 from jettison.server.parsers.written import value_of
+from longrun import LONG
 
+NUM_EXAMPLES = 200 if LONG else 60
 NAMES = ("get_weather", "now", "write-file", "a")
 MARKS = (
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>", "<|channel|>",
@@ -76,7 +78,7 @@ def unambiguous(name, made):
         for _, told in made for key, value in told.items())
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=NUM_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(made=calls, content=contents)
 def test_calls_are_read_as_they_were_written_however_the_text_is_cut(made, content):
     """Each example in every form."""
@@ -88,7 +90,7 @@ def test_calls_are_read_as_they_were_written_however_the_text_is_cut(made, conte
         assert said == before.rstrip(), form.__name__
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=NUM_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_text_is_lost_or_an_error(data):
     """Any text at all, and calls cut or spoilt in the middle, in every form."""
