@@ -29,6 +29,7 @@ from e2e_server import (
     child_environment,
     eventually,
     session_pids,
+    trust,
 )
 
 from jettison.cli.main import main
@@ -45,7 +46,7 @@ def undisturbed(server):
     """Whatever a test sends: the same workers afterwards, the same greedy answer, no memory held, no traceback."""
 
     def canary() -> str:
-        answer = httpx.post(f"{server.url}{COMPLETIONS}", json=CANARY, timeout=WAIT_S)
+        answer = httpx.post(f"{server.url}{COMPLETIONS}", json=CANARY, timeout=WAIT_S, verify=trust())
         return answer.json()["choices"][0]["text"]
 
     pids, text = server.worker_pids(), canary()
@@ -338,10 +339,14 @@ def raw_status(server, data: bytes) -> int:
     return int(answer.split()[1])
 
 
+def load_of(server) -> int:
+    return httpx.get(f"{server.url}/load", timeout=WAIT_S, verify=trust()).json()["server_load"]
+
+
 def test_a_client_that_hangs_up_in_mid_body_leaves_nothing(server):
     """Half a request, then gone: nothing is submitted, and the place in the queue is given back."""
     with socket.create_connection(("127.0.0.1", server.process.port), timeout=WAIT_S) as sock:
         sock.sendall(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"prompt": "x')
-        eventually(lambda: httpx.get(f"{server.url}/load").json()["server_load"] == 1, "the request is counted")
-    eventually(lambda: httpx.get(f"{server.url}/load").json()["server_load"] == 0, "it is counted out again")
+        eventually(lambda: load_of(server) == 1, "the request is counted")
+    eventually(lambda: load_of(server) == 0, "it is counted out again")
     assert server.is_idle()

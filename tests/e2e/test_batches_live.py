@@ -28,6 +28,7 @@ from e2e_server import (
     child_environment,
     eventually,
     session_pids,
+    trust,
 )
 
 from jettison.cli.main import main
@@ -85,7 +86,9 @@ def starting(model_dir, tmp_path, flags):
 
 
 def client_of(process):
-    return openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
+    http = openai.DefaultHttpxClient(verify=trust())
+    return openai.OpenAI(
+        base_url=f"{process.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S, http_client=http)
 
 
 def begin(client, num_lines: int = NUM_LINES, **body) -> str:

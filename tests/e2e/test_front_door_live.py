@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from e2e_server import COMMON_FLAGS, MODEL, PYTHON, START_TIMEOUT_S, WAIT_S, child_environment, eventually
+from e2e_server import COMMON_FLAGS, MODEL, PYTHON, START_TIMEOUT_S, WAIT_S, child_environment, eventually, trust
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "server"))
 
@@ -35,7 +35,7 @@ async def test_hostile_connections_disturb_nothing(serving, memory_for):
     with serving(memory=memory_for(96, **flags), **flags) as served:
 
         def canary() -> str:
-            answer = httpx.post(f"{served.url}/v1/completions", json=CANARY, timeout=WAIT_S)
+            answer = httpx.post(f"{served.url}/v1/completions", json=CANARY, timeout=WAIT_S, verify=trust())
             return answer.json()["choices"][0]["text"]
 
         pids, text = served.worker_pids(), canary()
@@ -52,10 +52,10 @@ async def test_hostile_connections_disturb_nothing(serving, memory_for):
 
 
 def statuses(url: str, *keys: str) -> list[int]:
-    return [
-        httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}, timeout=WAIT_S).status_code
-        for key in keys
-    ]
+    with httpx.Client(timeout=WAIT_S, verify=trust()) as http:
+        return [
+            http.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code for key in keys
+        ]
 
 
 def test_keys_from_a_file_change_while_it_serves(serving, memory_for, tmp_path):
@@ -130,6 +130,6 @@ def test_the_limit_of_open_files_is_raised_and_told(model_dir, memory_for, tmp_p
 
 def is_ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=WAIT_S).status_code == 200
+        return httpx.get(f"{url}/health", timeout=WAIT_S, verify=trust()).status_code == 200
     except httpx.TransportError:
         return False

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode puts n
 
 from fake_engine import FakeEngine
 from front_ends import InProcessFronts
-from served import Served, write_tokenizer
+from served import Served, trust, write_tokenizer
 
 NUM_FRONTS = int(os.environ.get("JETTISON_TEST_API_SERVERS", "0"))
 """Front ends beside the controller in every test of HTTP here (``make test-front-ends``)."""
@@ -97,7 +97,7 @@ def serve(tokenizer, num_fronts, tmp_path_factory):
         if batches is not None:
             await batch_service(app).start()
         started = asyncio.get_running_loop().create_future()
-        async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
+        async with httpx.AsyncClient(timeout=PATIENCE_S, verify=trust()) as http:
             served = Served(app, 0, http)
             options = {"on_drain": on_drain, "stop": served.stop}
             options["shutdown_timeout_s"] = shutdown_timeout_s

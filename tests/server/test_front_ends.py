@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 from fake_engine import FakeEngine, bytes_of
-from served import eventually, sse_events
+from served import eventually, sse_events, trust
 
 from jettison.errors import KeyLimitError
 from jettison.server.completions import CompletionEndpoint
@@ -53,7 +53,8 @@ async def test_streams_and_whole_answers_are_the_engines(serve):
 async def test_streams_of_many_clients_do_not_mix(serve):
     async with serve(FakeEngine(delay_s=0.001)) as served:
         async def one(seed):
-            async with httpx.AsyncClient() as http:  # a connection of its own, so that it may go to either
+            # A connection of its own, so that it may go to either.
+            async with httpx.AsyncClient(verify=trust()) as http:
                 document = {"model": "fake", "prompt": "p", "max_tokens": 20, "seed": seed}
                 answer = await http.post(f"{served.url}/v1/completions", json=document)
             return answer.json()["choices"][0]["text"]
@@ -97,7 +98,7 @@ async def test_limits_of_keys_and_of_the_queue_hold_over_all(serve):
     engine = FakeEngine(delay_s=None)
     async with serve(engine, api_keys=("one", "two"), max_active_reqs_per_key=2) as served:
         async def ask(key, **fields):
-            async with httpx.AsyncClient(timeout=20) as http:
+            async with httpx.AsyncClient(timeout=20, verify=trust()) as http:
                 return await http.post(f"{served.url}/v1/completions", json={"prompt": "p", "max_tokens": 1} | fields,
                                        headers={"authorization": f"Bearer {key}"})  # fmt: skip
 
@@ -145,7 +146,7 @@ async def counted(served):
 async def test_responses_that_one_kept_another_finds(serve):
     async with serve(FakeEngine(bytes_of("ab"))) as served:
         async def fresh(method, path, **options):
-            async with httpx.AsyncClient(timeout=20) as http:
+            async with httpx.AsyncClient(timeout=20, verify=trust()) as http:
                 return await http.request(method, f"{served.url}{path}", **options)
 
         asked = {"model": "fake", "input": "hi", "max_output_tokens": 16}
@@ -224,7 +225,7 @@ async def test_a_full_front_end_answers_probes(serve, num_fronts):
     engine = FakeEngine(delay_s=None)
     async with AsyncExitStack() as kept, serve(engine, max_connections=1) as served:
         for number in range(6):  # each on a connection of its own that stays, where it may
-            http = await kept.enter_async_context(httpx.AsyncClient(timeout=20))
+            http = await kept.enter_async_context(httpx.AsyncClient(timeout=20, verify=trust()))
             body = {"model": "fake", "prompt": "x", "stream": True}
             request = http.build_request("POST", f"{served.url}/v1/completions", json=body)
             answer = await http.send(request, stream=True)
