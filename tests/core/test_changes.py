@@ -28,6 +28,13 @@ QUIET = ("recompute", 2001)
 """A schedule with ticks on which nothing is to be looked at."""
 
 
+def recorded(policy: str, seed: int) -> FakeCluster:
+    """A schedule that keeps what is answered."""
+    cluster = schedule(policy, seed)
+    cluster.recording = []
+    return cluster
+
+
 def actions_of(cluster: FakeCluster) -> list[tuple[int, str]]:
     """What was answered and when; ticks that nothing came of are left out."""
     assert cluster.recording is not None
@@ -40,7 +47,7 @@ def actions_of(cluster: FakeCluster) -> list[tuple[int, str]]:
 @cache
 def plain_actions(policy: str, seed: int) -> list[tuple[int, str]]:
     """Of the schedule as it is."""
-    plain = schedule(policy, seed)
+    plain = recorded(policy, seed)
     plain.run()
     return actions_of(plain)
 
@@ -57,7 +64,7 @@ def before_each_event(cluster: FakeCluster, what: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize(("policy", "seed"), SEEDS)
 def test_touching_every_group_and_every_move_at_every_event_changes_nothing(policy: str, seed: int) -> None:
-    touched = schedule(policy, seed)
+    touched = recorded(policy, seed)
 
     def touch_all() -> None:
         for group in touched.core.groups.values():
@@ -70,7 +77,7 @@ def test_touching_every_group_and_every_move_at_every_event_changes_nothing(poli
 
 @pytest.mark.parametrize(("policy", "seed"), [*SEEDS, QUIET])
 def test_ticks_that_nobody_awaits_can_be_skipped(policy: str, seed: int) -> None:
-    skipping = schedule(policy, seed)
+    skipping = recorded(policy, seed)
     core, skipped, num_skipped = skipping.core, list[int](), 0
     process, order = skipping._process, skipping.order
 

@@ -74,7 +74,6 @@ def schedule(policy: str, seed: int) -> FakeCluster:
         eager=rng.random() < 0.7, host_slots=rng.choice([8, 64, 500]), swap_budget=rng.choice([1, 4, None]),
         migrate_threshold=rng.choice([1.0, 3.0, 8.0]), exchange=rng.choice(["auto", "auto", "live", "transfer"]),
     )
-    cluster.recording = []
     cluster.check_every_event = False
     prefix = [rng.randrange(1, 60) for _ in range(16)]
     room = full_blocks * BLOCK_SIZE

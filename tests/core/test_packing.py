@@ -103,7 +103,7 @@ def test_offline_requests_are_not_packed() -> None:
 def test_offline_work_that_fills_all_memory_spreads_no_newcomers() -> None:
     """One instance holds all that is online at once; offline work, which makes way, has all blocks of all three."""
     cluster = packed(max_seqs=64, offline="harvest")
-    for i in range(600):
+    for i in range(350):
         cluster.submit(f"o{i}", tokens(i, 12), 40, 0.05 * i, service_class=ServiceClass.OFFLINE)
     for i in range(20):
         cluster.submit(f"r{i}", tokens(i, 20), 20, 100 + 15.0 * i)

@@ -48,7 +48,7 @@ def test_a_backlog_that_is_worth_more_than_device_seconds_keeps_instances_awake(
     prices: BatchPrices, num: int
 ) -> None:
     cluster = begin(prices)
-    send(cluster, 20, 100.0, tokens=200)
+    send(cluster, 20, 100.0, tokens=160)
     cluster.run(until_ms=900)
     assert any(not s.is_finished for s in cluster.core.state.requests.values())
     assert num_asleep(cluster) == num

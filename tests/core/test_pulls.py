@@ -270,7 +270,7 @@ def with_chunk_behind(cluster: FakeCluster) -> ports.RunStep | None:
 def test_a_chunk_behind_a_step_that_a_peer_held_up_counts_for_nothing(dies: bool) -> None:
     """It runs on KV that the step before it never wrote: what comes of it is wrong, and no client gets it."""
     num_spoilt = 0
-    for seed in range(12):
+    for seed in part_of(range(12), (0, 3, 4, 6, 9)):  # in the others no chunk was behind such a step
         cluster = arranged(RESIDENCIES[5], seed=seed, faults=Faults(remote=0.0 if dies else 1.0, budget=4))
         fill(cluster)
         cluster.run(until_ms=60)

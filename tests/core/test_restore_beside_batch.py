@@ -12,7 +12,7 @@ from jettison.types import ServiceClass
 from longrun import part_of
 
 
-def merged(offline: str, *, num_offline: int = 70, seed: int = 0, **options: object) -> FakeCluster:
+def merged(offline: str, *, num_offline: int = 40, seed: int = 0, **options: object) -> FakeCluster:
     """Two instances that have merged, and so much offline work that all of their memory is filled for long."""
     cluster = harvesting(
         policy="drop", num_workers=2, full_blocks=60, eager=True, offline=offline, seed=seed, **options
@@ -49,7 +49,7 @@ def paused(cluster: FakeCluster) -> list[str]:
 @pytest.mark.parametrize("seed", part_of(range(3), (0,)))
 def test_a_group_is_restored_while_a_batch_goes_on(offline: str, seed: int) -> None:
     cluster = merged(offline, seed=seed)
-    steady_chat(cluster, 4)
+    steady_chat(cluster, 2)
     cluster.run(stop=lambda: is_apart(cluster))
     assert batch_is_there(cluster), "the batch has not ended"
     assert cluster.now < 2_000 * MS, "nor has the chat"

@@ -208,9 +208,9 @@ def with_objective(num_workers: int, after_s: float = 0.3, **changes: object) ->
 @pytest.mark.parametrize(("num", "num_awake"), [(1, 1), (8, 2), (14, 3)])
 def test_so_many_stay_awake_as_arriving_prompts_keep_half_busy(num: int, num_awake: int) -> None:
     """Memory would do with one. 600 tokens a second for each of ``num``, where an instance computes 6,000 to 7,500."""
-    cluster = with_objective(6, 4.0, packing=PackParams(packer="mell", epoch_s=0.05, head_room=0.05))
-    steady_prompts(cluster, end_ms=9_000, num=num)
-    run_to(cluster, 9_000)
+    cluster = with_objective(6, 3.0, packing=PackParams(packer="mell", epoch_s=0.05, head_room=0.05))
+    steady_prompts(cluster, end_ms=7_000, num=num)
+    run_to(cluster, 7_000)
     assert 6 - len(cluster.core.sleepers.asleep) == num_awake
     assert cluster.core.ladder.gauges()["devices_needed"] == num_awake
     run_to(cluster, 30_000)
@@ -357,7 +357,7 @@ def test_a_deadline_of_stored_work_keeps_them_awake(
     deadline_ns = int(due_ms * MS)
     for i in range(9):
         cluster.submit(
-            f"o{i}", [1 + i] * 12, 200, 0.4 * i, service_class=ServiceClass.OFFLINE, deadline_ns=deadline_ns
+            f"o{i}", [1 + i] * 12, 150, 0.4 * i, service_class=ServiceClass.OFFLINE, deadline_ns=deadline_ns
         )
     cluster.at(int(5 * MS), OfflineStored(tuple(StoredWork(deadline_ns, n, 12 * n, 200 * n) for n in nums_stored)))
     run_to(cluster, 700)
