@@ -34,10 +34,11 @@ from jettison.types import (
     WorkerId,
     layer_shard,
 )
+from longrun import LONG
 
 BLOCK_SIZE = 16
 PAGE_BYTES = 4096
-MANY_REQUESTS = 32
+MANY_REQUESTS = 32 if LONG else 4
 
 
 def make_shape(num_layers: int = 4, shard_bytes: int = 40 * PAGE_BYTES) -> ModelShape:

@@ -52,8 +52,14 @@ def burst(*, compress: bool = True, checks: bool = True) -> Watched:
     return watched
 
 
-def test_a_burst_is_carried_by_dropping_then_by_the_third_and_two_are_left() -> None:
-    watched = burst()
+@pytest.fixture(scope="module")
+def carried() -> Watched:
+    """The burst with compressed steps: no look at the books parts them."""
+    return burst(checks=False)
+
+
+def test_a_burst_is_carried_by_dropping_then_by_the_third_and_two_are_left(carried: Watched) -> None:
+    watched = carried
     watched.expect_all_served()
     kinds = watched.kinds()
     first = kinds.index("instance_asked")
@@ -71,10 +77,10 @@ def test_a_burst_is_carried_by_dropping_then_by_the_third_and_two_are_left() -> 
     assert "release instance" in {d.kind for d in decisions}
 
 
-def test_the_same_without_compressed_steps() -> None:
-    one, other = burst(compress=True, checks=False), burst(compress=False, checks=False)
-    assert one.times == other.times
-    assert [(r.kind, r.time_ns) for r in one.records] == [(r.kind, r.time_ns) for r in other.records]
+def test_the_same_without_compressed_steps(carried: Watched) -> None:
+    other = burst(compress=False)
+    assert carried.times == other.times
+    assert [(r.kind, r.time_ns) for r in carried.records] == [(r.kind, r.time_ns) for r in other.records]
 
 
 def run_schedule(seed: int) -> Watched:
