@@ -1,4 +1,4 @@
-"""The sweep of clusters and bursts: what its sums are, and that the rules decide well in one cell of fifteen."""
+"""The sweep of clusters and bursts: what its sums are, and that the rules decide well in one cell of twelve."""
 
 from __future__ import annotations
 
@@ -22,13 +22,9 @@ from benchmarks.overload.sweep import (
 )
 from jettison.memory.kvtransfers import ExchangeMode
 from jettison.simulate.run import SimulationOptions, simulate_workload
-from longrun import part_of
 
-SAMPLE = [cell for cell in CELLS if cell.instances <= 3][: len(CELLS) // 12]
+PLACES = [cell for cell in CELLS if cell.instances <= 3][: len(CELLS) // 12]
 """One cell in twelve: a fair sample of those that are played in a few seconds."""
-LONGEST = [Cell(3, 0.5, "3x", "short"), Cell(3, 0.35, "3x", "mixed"), Cell(3, 0.5, "3x", "chat")]
-"""Each number of instances, share, burst and mix is in another cell of the sample, too."""
-PLACES = part_of(SAMPLE, [cell for cell in SAMPLE if cell not in LONGEST])
 
 
 def test_cells_are_all_combinations_and_meet_the_same_arrivals_each_time() -> None:
@@ -66,13 +62,7 @@ def test_the_rules_drop_where_memory_binds_and_make_nothing_slower(cell: Cell) -
         assert found["share_of_gain"] >= 0.5 and found["needless"] == 0
 
 
-def test_the_cells_that_are_played_are_of_every_kind() -> None:
-    for kind in ("share", "burst", "mix"):
-        assert {getattr(cell, kind) for cell in PLACES} == {getattr(cell, kind) for cell in CELLS}
-    assert {cell.instances for cell in PLACES} == {2, 3} and set(LONGEST) < set(SAMPLE)
-
-
-@pytest.mark.parametrize("link_bytes_per_s", part_of([1e7, 5e7, 2e8, 1e10], [1e7, 5e7, 1e10]))
+@pytest.mark.parametrize("link_bytes_per_s", [1e7, 5e7, 2e8, 1e10])
 def test_auto_exchange_is_no_worse_than_the_better_of_its_two_on_any_link(link_bytes_per_s: float) -> None:
     cell, profile = Cell(2, 0.7, "7x", "mixed"), replace(PROFILE, link_bytes_per_s=link_bytes_per_s)
     load = load_of(cell, 0)
