@@ -169,6 +169,8 @@ def _most_requests(config: EngineConfig) -> int | None:
 
 async def _start(engine: Engine, state: ServerState, served: asyncio.Event, line: ParentLine | None = None) -> None:
     await engine.start()
+    if state.fronts is not None:
+        state.fronts.tell()  # no client hears from `/health` what the front end that takes its requests does not know
     settle_garbage_collector()
     await served.wait()
     if line is not None:

@@ -64,6 +64,10 @@ class FarGeneration(Protocol):
 class Fronts(Protocol):
     """Front ends in processes of their own, as the controller's routes see them."""
 
+    def tell(self) -> None:
+        """Tell them the engine's state, where it has changed."""
+        ...
+
     async def gather(self) -> None:
         """Have them tell what they have observed until now."""
         ...

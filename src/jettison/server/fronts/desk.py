@@ -125,6 +125,10 @@ class FrontDesk:
 
     # --- Fronts
 
+    def tell(self) -> None:
+        """See ``Fronts``."""
+        self.hub.tell_all()
+
     async def gather(self) -> None:
         """See ``Fronts``. One that has just become ready has what front ends hand back to it, too."""
         self.hub.tell_all()
