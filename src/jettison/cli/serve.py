@@ -49,7 +49,9 @@ def _fork_server_beside(config: EngineConfig) -> AbstractContextManager[None]:
     if config.hosts.launcher != "local" or not (Path(config.model.model) / "config.json").is_file():
         return nullcontext()
     from jettison.live.host.keeper import fork_server_begun
+    from jettison.server.descriptors import WANTED, raise_descriptor_limit
 
+    raise_descriptor_limit(WANTED)  # workers have the limit that what they are forked from began with
     return fork_server_begun(config.threads_of_a_worker)
 
 

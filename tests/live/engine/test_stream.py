@@ -42,6 +42,23 @@ async def test_leaving_early_cancels_and_nothing_else_does(is_left: bool) -> Non
     assert cancelled == [True] * is_left
 
 
+class Broken(Stream):
+    def put_token(self, token: SampledToken, state: RequestState) -> None:
+        raise RuntimeError("a bug")
+
+
+async def test_a_token_that_cannot_be_told_ends_all_streams() -> None:
+    """None of them may go on with a gap."""
+    engine = Engine(EngineConfig.resolve(model="nowhere", memory="64MiB"))
+    states = [RequestState(Request(name, (1,), SamplingParams(), 0), 0) for name in ("a", "b")]
+    streams = [Broken(0), Stream(0)]
+    engine._streams |= {state.request_id: stream for state, stream in zip(states, streams, strict=True)}
+    engine._on_emit(ports.EmitTokens(states, [SampledToken(4), SampledToken(5)]))
+    await asyncio.sleep(0)
+    ends = [[event.finish_reason for event in iter(stream.take, None)] for stream in streams]
+    assert ends == [[FinishReason.ERROR], [FinishReason.ERROR]] and engine.state == "failed"
+
+
 async def test_tokens_are_told_in_the_next_turn_and_an_end_never_before_them() -> None:
     """So that workers which answer in one turn have their next steps before any client its token."""
     engine = Engine(EngineConfig.resolve(model="nowhere", memory="64MiB"))

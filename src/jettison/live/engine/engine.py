@@ -480,10 +480,14 @@ class Engine:
 
     def _tell_tokens(self) -> None:
         untold, self._untold = self._untold, []
-        for emit in untold:
-            for state, token in zip(emit.states, emit.tokens, strict=True):
-                if (stream := self._streams.get(state.request_id)) is not None:
-                    stream.put_token(token, state)
+        try:
+            for emit in untold:
+                for state, token in zip(emit.states, emit.tokens, strict=True):
+                    if (stream := self._streams.get(state.request_id)) is not None:
+                        stream.put_token(token, state)
+        except Exception:  # no stream may go on without one of its tokens
+            logger.exception("tokens could not be told")
+            self._fail("internal error in telling tokens", is_bug=True)
 
     def _on_end(self, emit: ports.Emit) -> None:
         stream = self._streams.get(emit.request_id)

@@ -131,7 +131,7 @@ class HubStream(Stream):
 
     def put_token(self, token: SampledToken, state: RequestState) -> None:
         """See ``Stream``. Nearly always the token is all that there is to tell, and needs no event on its way."""
-        if not self.has_begun or token.logprobs is not None or state.prompt_logprobs is not None:
+        if not self.has_begun or self.was_failed or token.logprobs is not None or state.prompt_logprobs is not None:
             super().put_token(token, state)
             return
         self.num_output += 1
