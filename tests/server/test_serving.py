@@ -282,7 +282,8 @@ def test_a_kind_of_address_that_the_machine_does_not_have_is_one_line(monkeypatc
         open_socket("::", 8000)
 
 
-async def test_the_collector_settles_once_the_engine_has_started(monkeypatch):
+async def test_front_ends_hear_that_the_engine_has_started_and_the_collector_settles(monkeypatch):
+    """At once: ``/health``, which the controller answers for them, says so to a client."""
     order = []
 
     class Starting:
@@ -292,28 +293,14 @@ async def test_the_collector_settles_once_the_engine_has_started(monkeypatch):
     monkeypatch.setattr(launch, "settle_garbage_collector", lambda: order.append("settled"))
     monkeypatch.setattr(launch, "notify", lambda *told: order.append(told[0]))
     served = asyncio.Event()
-    starting = asyncio.create_task(launch._start(Starting(), SimpleNamespace(fronts=None), served))
-    await eventually(lambda: len(order) == 2)
+    fronts = SimpleNamespace(tell=lambda: order.append("told"))
+    starting = asyncio.create_task(launch._start(Starting(), SimpleNamespace(fronts=fronts), served))
+    await asyncio.sleep(0)
+    assert order == ["started", "told", "settled"]
     assert not starting.done()  # no client can connect yet
     served.set()
     await starting
-    assert order == ["started", "settled", "READY=1"]
-
-
-async def test_front_ends_hear_at_once_that_the_engine_has_started(monkeypatch):
-    """Before ``/health``, which the controller answers for them, says so to a client."""
-    order = []
-
-    class Starting:
-        async def start(self):
-            order.append("started")
-
-    monkeypatch.setattr(launch, "settle_garbage_collector", lambda: order.append("settled"))
-    fronts = SimpleNamespace(tell=lambda: order.append("told"))
-    starting = asyncio.create_task(launch._start(Starting(), SimpleNamespace(fronts=fronts), asyncio.Event()))
-    await asyncio.sleep(0)
-    assert order == ["started", "told", "settled"] and not starting.done()  # none of them takes connections yet
-    starting.cancel()
+    assert order == ["started", "told", "settled", "READY=1"]
 
 
 async def test_the_launcher_hands_every_limit_on(tmp_path, monkeypatch):

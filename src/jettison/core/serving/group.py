@@ -268,10 +268,7 @@ class Group:
             if num_new_blocks:
                 self.blocks.grow(state, num_new_blocks)
                 self.counters.num_grown_blocks += num_new_blocks
-            context = state.num_computed + state.num_pending  # ``_schedule``, for every row of every step
-            state.num_pending += num_tokens
-            samples = context + num_tokens >= state.num_tokens and state.wants_output
-            rows.append(step_row((state, context, num_tokens, samples, state.remote)))
+            rows.append(self._schedule(state, num_tokens))
         if plan.admissions:
             taken = queues.take_waiting([admission.request_id for admission in plan.admissions], self._steps_aside)
             for index, (admission, state) in enumerate(zip(plan.admissions, taken, strict=True)):

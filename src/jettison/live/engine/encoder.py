@@ -250,18 +250,15 @@ class StepEncoder:
         return self._refused.pop(step_id, {}) if self._refused else {}
 
     def encode(self, step: RunStep) -> list[tuple[WorkerId, StepInput]]:
-        """One input per stage, in pipeline order."""
+        """One input per stage, in pipeline order. Sampling rows are the encoder's own: a later step changes them."""
         rows = step.rows
         states, contexts, lengths, are_sampled, remote = zip(*rows)
         query_lens = np.array(lengths, dtype=np.int32)
         context_lens = np.array(contexts, dtype=np.int32)
         sample_rows = np.array([i for i, is_sampled in enumerate(are_sampled) if is_sampled], dtype=np.int32)
-        ends = list(map(add, contexts, lengths))
-        num_blocks = -(-max(ends) // self._block_size)
+        num_blocks = -(-max(map(add, contexts, lengths)) // self._block_size)
         request_ids = [state.request_id for state in states]
-        sampling = self._remembered_rows(request_ids, ends) if all(are_sampled) else None
-        if sampling is None:
-            sampling = self._sampling_rows(step)
+        sampling = self._sampling_rows(step)
         prompt_logprobs = [
             p for i, state in enumerate(states)
             if state.prompt_logprobs is not None and (p := _prompt_logprobs(i, rows[i])) is not None
@@ -312,22 +309,6 @@ class StepEncoder:
                 entries.append(RemoteKV(index, part.src, *part.layers, num_tokens, list(ids)))
         return entries
 
-    def _remembered_rows(self, request_ids: Sequence[RequestId], positions: Sequence[int]) -> list[SamplingRow] | None:
-        """``_sampling_rows`` of requests that are all sampled, where each tells what it told before and all of it
-        fits, as in most steps; None elsewhere."""
-        try:
-            told = [self._unchanging[request_id] for request_id in request_ids]
-        except KeyError:
-            return None
-        if sum(one.num_bytes for one in told) > MAX_SAMPLING_BYTES:
-            return None
-        kept: list[SamplingRow] = []
-        for index, ((row, _), position) in enumerate(zip(told, positions, strict=True)):
-            if row is not None:
-                row.row, row.position = index, position
-                kept.append(row)
-        return kept
-
     def _sampling_rows(self, step: RunStep) -> list[SamplingRow]:
         """What fits, in service order. The requests of all others end with an error when the step comes back, but those
         whose grammars had no room beside others': they are sampled in a later step."""
@@ -345,12 +326,10 @@ class StepEncoder:
             if spec is None:
                 continue
             spec.row, spec.position = i, context_len + num_tokens
-            num_bytes += size
-            if num_bytes <= MAX_SAMPLING_BYTES:
+            if num_bytes + size <= MAX_SAMPLING_BYTES:
+                num_bytes += size
                 kept.append(spec)
-                continue
-            num_bytes -= size
-            if spec.grammar is not None and num_bytes:
+            elif spec.grammar is not None and num_bytes:
                 self._grammars.forget(state.request_id)
                 self._refused.setdefault(step.step_id, {})[place] = LATER_TOKEN_ID
             else:
@@ -426,9 +405,6 @@ def ends_of_bad_words(words: Sequence[tuple[int, ...]], output: Sequence[int]) -
 def _token_ids(step: RunStep) -> npt.NDArray[np.int32]:
     """Of all rows but those that it resumes; a token that is not known yet is -1 - i, where the step before samples it
     as its i-th."""
-    if step.follows is None and step.resumes is None and all(row[2] == 1 and row[3] for row in step.rows):
-        # Decodes alone, as in most steps: of each the last token that it has.
-        return np.array([(row[0].output or row[0].request.prompt_token_ids)[-1] for row in step.rows], dtype=np.int32)
     ids: list[int] = []
     places = {} if step.follows is None else step.follows.places
     rows = step.rows if step.resumes is None else step.rows[: step.sheds_from]

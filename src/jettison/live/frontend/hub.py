@@ -135,11 +135,7 @@ class HubStream(Stream):
             super().put_token(token, state)
             return
         self.num_output += 1
-        channel = self.front.channel  # ``_say_token``, for every token
-        if channel.turn and type(last := channel.turn[-1]) is w.Tokens:
-            last.pairs.extend((self.number, token.token_id))
-        else:
-            channel.say(w.Tokens([self.number, token.token_id]))
+        self._say_token(token.token_id)
 
     def _say_token(self, token_id: int) -> None:
         channel = self.front.channel

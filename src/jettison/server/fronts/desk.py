@@ -130,8 +130,7 @@ class FrontDesk:
         self.hub.tell_all()
 
     async def gather(self) -> None:
-        """See ``Fronts``. One that has just become ready has what front ends hand back to it, too."""
-        self.hub.tell_all()
+        """See ``Fronts``."""
         await self.hub.ask_counts(GATHER_S)
 
     def observed(self) -> Iterable[Observed]:
