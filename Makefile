@@ -71,10 +71,10 @@ gpu-check:
 
 GPU_PYTHON := 3.12
 # typer: pyproject's range excludes the image's, and later ones need pydantic.
-GPU_WHEELS := msgspec starlette uvicorn uvloop httptools python-multipart pytest-asyncio sortedcontainers xxhash \
-	backports.zstd prometheus-client tokenizers safetensors 'typer<0.27' annotated-doc shellingham rich markdown-it-py \
-	mdurl pygments pyyaml jinja2 markupsafe gguf tqdm llguidance jsonschema jsonschema-specifications attrs \
-	referencing rpds-py
+GPU_WHEELS := msgspec starlette uvicorn uvloop httptools python-multipart pytest-asyncio pytest-xdist execnet \
+	sortedcontainers xxhash backports.zstd prometheus-client tokenizers safetensors 'typer<0.27' annotated-doc \
+	shellingham rich markdown-it-py mdurl pygments pyyaml jinja2 markupsafe gguf tqdm llguidance jsonschema \
+	jsonschema-specifications attrs referencing rpds-py
 
 gpu-wheels: $(VENV)/installed
 	$(PIP) download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) --dest .whl \

@@ -25,6 +25,8 @@ import time
 import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
@@ -61,6 +63,8 @@ class Part(NamedTuple):
     told: str
     may_be_cut: bool = False
     """At its limit, without a failure: what it found until then is its answer."""
+    beside_next: bool = False
+    """It runs at the same time as the next part, as neither measures a time."""
 
 
 def measured(path: Path) -> list[Check]:
@@ -74,13 +78,13 @@ def measured(path: Path) -> list[Check]:
     ]  # fmt: skip
 
 
-def of_pytest(path: Path) -> list[Check]:
-    """Of pytest's report: no test failed, and some ran."""
+def of_pytest(path: Path, least: int) -> list[Check]:
+    """Of pytest's report: no test failed, and at least so many ran."""
     suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
     count = {name: sum(int(suite.get(name, 0)) for suite in suites)
              for name in ("tests", "failures", "errors", "skipped")}  # fmt: skip
     ran, bad = count["tests"] - count["skipped"], count["failures"] + count["errors"]
-    return [Check("tests that fail", bad, "0", bad == 0), Check("tests that run", ran, ">= 30", ran >= 30)]
+    return [Check("tests that fail", bad, "0", bad == 0), Check("tests that run", ran, f">= {least}", ran >= least)]
 
 
 def exact(path: Path) -> list[Check]:
@@ -99,26 +103,44 @@ def bench(name: str, *options: str) -> tuple[str, ...]:
     return (PYTHON, "-m", "benchmarks", "gpu", name, "--out", OUT, *options)
 
 
+def tests(which: str, *options: str) -> tuple[str, ...]:
+    """A part of the tests that are marked `cuda`."""
+    return (PYTHON, "-m", "pytest", "-m", which, "tests/device", "-q", "-p", "no:cacheprovider",
+            f"--junitxml={OUT}", *options)  # fmt: skip
+
+
 PARTS = (
-    Part("contracts", 75, (PYTHON, "-m", "pytest", "-m", "cuda", "tests/device", "-q", "-p", "no:cacheprovider",
-                           f"--junitxml={OUT}"), of_pytest, "pages, kernels against float64, runner and copies"),
-    Part("faults", 60, bench("faults"), measured, "an exchange, a restore and two deaths of workers under load"),
-    Part("foreseen", 92, bench("foreseen"), measured, "a profile's errors, and a simulation from it beside a run"),
-    Part("price", 85, bench("price"), measured, "cuda beside cuda-invariant in turns, cuda's tokens but for ties"),
-    Part("peer", 55, bench("peer"), measured, "nano-vllm's bench beside transformers' continuous batching"),
-    Part("sampling", 12, bench("sampling"), measured, "draws by what rows ask for, and whether they are the host's"),
-    Part("engine", 72, bench("engine"), measured, "decode, prefill and gaps of the live engine, nano-vllm's bench"),
-    Part("steps", 18, bench("steps"), measured, "a worker's whole steps of the 7B shape, sampling, prefill"),
-    Part("copies", 20, bench("copies"), measured, "KV to host pools and links' slots, alone and beside decoding"),
-    Part("pages", 18, bench("pages", "--auto-only"), measured, "drops, restores, 1,000 cycles, sleep"),
-    Part("verify", 120, bench("verify"), exact, may_be_cut=True,
+    Part("contracts", 75, tests("cuda and not whole_card", "-n", "8"), partial(of_pytest, least=30), beside_next=True,
+         told="pages, kernels against float64, runner and copies"),
+    Part("verify", 75, bench("verify"), exact, may_be_cut=True,
          told="tokens through one move after the other, equal to those of each request alone"),
+    Part("faults", 56, bench("faults"), measured, "an exchange, a restore and two deaths of workers under load"),
+    Part("foreseen", 98, bench("foreseen"), measured, "a profile's errors, and a simulation from it beside a run"),
+    Part("price", 82, bench("price"), measured, "cuda beside cuda-invariant in turns, cuda's tokens but for ties"),
+    Part("peer", 60, bench("peer"), measured, "nano-vllm's bench beside transformers' continuous batching"),
+    Part("sampling", 10, bench("sampling"), measured, "draws by what rows ask for, and whether they are the host's"),
+    Part("engine", 80, bench("engine"), measured, "decode, prefill and gaps of the live engine, nano-vllm's bench"),
+    Part("steps", 17, bench("steps"), measured, "a worker's whole steps of the 7B shape, sampling, prefill"),
+    Part("copies", 23, bench("copies"), measured, "KV to host pools and links' slots, alone and beside decoding"),
+    Part("pages", 18, bench("pages", "--auto-only"), measured, "drops, restores, 1,000 cycles, sleep"),
+    Part("memory", 20, tests("whole_card"), partial(of_pytest, least=1), "what graphs take, what sleep gives back"),
 )  # fmt: skip
-"""What changes most from card to card comes first: the tests, whose answers are exact. At their limits all but the last
-fit into ``MOST_S``, and the last has what they leave: it shows one move after the other, as many as there is time for
-(all by itself: `gpu verify`). Runs of their own: `gpu overload`, and `gpu kernels` (steps in kernels alone, both kinds,
-all batches: `steps` and `price` have whole workers').
+"""What changes most from card to card comes first: tests and tokens, whose answers are exact. At their limits all fit
+into ``MOST_S``. Runs of their own: `gpu overload`, and `gpu kernels` (steps in kernels alone, both kinds, all batches:
+`steps` and `price` have whole workers').
 """
+
+
+def rounds(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """What runs at the same time."""
+    together: list[Part] = []
+    for part in parts:
+        together.append(part)
+        if not part.beside_next:
+            yield together
+            together = []
+    if together:
+        yield together
 
 
 def run_part(part: Part, folder: Path, env: dict[str, str], left_s: float = MOST_S) -> Document:
@@ -203,8 +225,8 @@ def installed(wheels: Path, folder: Path) -> str | None:
 
 
 def check_all(parts: Sequence[Part], out: Path, wheels: Path, keep: Path | None = None) -> bool:
-    """Run the parts one after the other; whether all of them passed. ``keep``: a folder for what each part writes and
-    says."""
+    """Run the parts one after the other, but for those that run beside the next; whether all of them passed. ``keep``:
+    a folder for what each part writes and says."""
     document: Document = {"benchmark": "gpu_check", "commit": commit(), "parts": {}}
     with tempfile.TemporaryDirectory() as name:
         folder = keep or Path(name)
@@ -213,11 +235,15 @@ def check_all(parts: Sequence[Part], out: Path, wheels: Path, keep: Path | None 
         paths = [str(REPOSITORY / "src"), installed(wheels, folder), env.get("PYTHONPATH")]
         env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         ends_s = time.monotonic() + MOST_S
-        for part in parts:
-            found = document["parts"][part.name] = run_part(part, folder, env, ends_s - time.monotonic())
-            out.write_text(json.dumps(document, indent=1) + "\n")
-            for line in lines_of(part.name, found):
-                print(line, flush=True)
+        for together in rounds(parts):
+            left_s = ends_s - time.monotonic()
+            with ThreadPoolExecutor(len(together)) as pool:
+                done = pool.map(partial(run_part, folder=folder, env=env, left_s=left_s), together)
+            for part, found in zip(together, done, strict=True):
+                document["parts"][part.name] = found
+                out.write_text(json.dumps(document, indent=1) + "\n")
+                for line in lines_of(part.name, found):
+                    print(line, flush=True)
     passed = [found["passed"] for found in document["parts"].values()]
     seconds = sum(found["seconds"] for found in document["parts"].values())
     print(f"{sum(passed)} of {len(passed)} parts passed in {seconds:.0f} s; {out}")

@@ -230,7 +230,7 @@ async def run_all(models: Path, options: argparse.Namespace, results: Results) -
         more |= {"num_threads": 1, "page_size": 4096, "exchange_piece_bytes": 4096}
     if options.piece_bytes is not None:
         more["exchange_piece_bytes"] = options.piece_bytes
-    size, num_output = ((8, 40), 400) if tiny else ((32, 1024), 320)
+    size, num_output = ((8, 40), 400) if tiny else ((32, 1024), 480)
     config = config_for("7b", models, options, **more)
     num_blocks = size[0] * (5 * size[1] // 8 + num_output) * 11 // 160  # a survivor holds about all of it
     config = EngineConfig.resolve(**config.flat() | {"memory": assemble(config).memory_for_blocks(num_blocks)})

@@ -105,7 +105,7 @@ def main() -> int:
     parser.add_argument("--out", default="gpu_foreseen.json")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="toy sizes")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of the load, which is replayed twice")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of the load, which is replayed twice")
     parser.add_argument("--rate", type=float, default=6.0, help="requests a second")
     parser.add_argument("--profile-seconds", type=float, default=6.0, help="about so long steps are measured")
     options = parser.parse_args()

@@ -227,6 +227,7 @@ def on_card(shape: ModelShape, budget_bytes: int) -> DeviceMemory:
 
 
 @pytest.mark.cuda
+@pytest.mark.whole_card
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_card_bytes_are_right_through_cycles_and_sleep_gives_them_back():
     shards = {layer_shard(i): 7 * MIB + 512 for i in range(4)} | {EMBED_SHARD: 3 * MIB, HEAD_SHARD: 5 * MIB}

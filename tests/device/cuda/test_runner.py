@@ -236,6 +236,7 @@ class TestOnCard:
                 assert all(torch.equal(*pair) for pair in zip(found[0], again, strict=True)), lens
         assert any(key.bucket > 256 for key in runner._graphs._graphs)
 
+    @pytest.mark.whole_card
     def test_graphs_take_little_of_the_card_s_memory(self, big: BigModel) -> None:
         """Of which a process has a GiB set aside (``config.devices``): 64 of each of 48 layers have room there."""
         runner = big.runner

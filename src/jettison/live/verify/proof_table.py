@@ -40,6 +40,8 @@ class Row:
     """The same as one of the closed list; None where it is applicable."""
     in_parts: int = 0
     """Differences of requests that attended to KV elsewhere, counted apart where ``Conditions`` say so: no mismatch."""
+    seconds: float | None = None
+    """That the event and its comparison took; None where neither was tried."""
 
     @property
     def is_failed(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -247,16 +248,18 @@ class _Run:
 
     def _attempt(self, event: str, scenario: Callable[[], Outcome]) -> Row:
         """What goes wrong in an event is its row; what is wrong with the model is no event's affair (ModelError)."""
+        begun_s = time.monotonic()
         try:
             parts_apart = self._table.conditions.parts_apart
-            return compare(self._name, event, scenario(), self._reference, parts_apart=parts_apart)
+            row = compare(self._name, event, scenario(), self._reference, parts_apart=parts_apart)
         except ModelError:
             raise
         except JettisonError as error:
-            return failed(self._name, event, error)
+            row = failed(self._name, event, error)
         except Exception as error:
             log.exception("%s: %s", self._name, event)
-            return failed(self._name, event, error)
+            row = failed(self._name, event, error)
+        return replace(row, seconds=round(time.monotonic() - begun_s, 2))
 
     def _add(self, row: Row) -> None:
         self._table.add(row)
