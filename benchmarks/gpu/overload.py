@@ -66,7 +66,7 @@ def config_of(models: Path, options: argparse.Namespace) -> EngineConfig:
     more: dict[str, object] = {
         "instances": options.instances, "overload": "drop", "max_num_batched_tokens": 2048, "max_num_queued_reqs": None,
         "overload_trigger": options.overload_trigger,
-        "profile": "none", "memory": MEMORY, "host_memory": "4GiB", "log_level": "warning",
+        "profile": "none", "memory": MEMORY, "host_memory": "4GiB", "log_level": "warning", "timeline": options.timeline,
     }  # fmt: skip
     config = config_for("14b", models, options, **more)
     if options.tiny:
@@ -241,6 +241,7 @@ def main() -> int:
     parser.add_argument("--output-tokens", type=int, default=500,
                         help="median of its answers: long ones fill memory before the card's computing is full")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timeline", metavar="FILE", help="write all steps, moves and requests there, at the end")
     parser.add_argument("--trace", type=Path, help="a file that jettison bench reads")
     parser.add_argument("--format", help="of the trace, where its columns leave it open")
     parser.add_argument("--unit", help="of the trace's stamps")
