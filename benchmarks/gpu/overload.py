@@ -65,8 +65,8 @@ def config_of(models: Path, options: argparse.Namespace) -> EngineConfig:
     """Of all policies; the budget is the papers' 36 GiB for a 14B, or 32 blocks of the toy."""
     more: dict[str, object] = {
         "instances": options.instances, "overload": "drop", "max_num_batched_tokens": 2048, "max_num_queued_reqs": None,
-        "overload_trigger": options.overload_trigger,
-        "profile": "none", "memory": MEMORY, "host_memory": "4GiB", "log_level": "warning", "timeline": options.timeline,
+        "overload_trigger": options.overload_trigger, "timeline": options.timeline,
+        "profile": "none", "memory": MEMORY, "host_memory": "4GiB", "log_level": "warning",
     }  # fmt: skip
     config = config_for("14b", models, options, **more)
     if options.tiny:

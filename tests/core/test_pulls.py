@@ -35,13 +35,14 @@ RESIDENCIES = {
 
 def arranged(
     groups: Sequence[Sequence[tuple[int, int]]], *, seed: int = 0, faults: Faults | None = None,
-    policy: str = "drop",
+    policy: str = "drop", exchange: str = "auto",
 ) -> FakeCluster:
     """A cluster whose workers already form these groups, as after earlier drops."""
     num_layers = max(hi for parts in groups for _, hi in parts)
     cluster = FakeCluster(
         num_workers=sum(len(parts) for parts in groups), full_blocks=60, num_layers=num_layers, seed=seed,
         auto_restore=False, shard_bytes=512, faults=faults, policy=policy, host_slots=500, swap_budget=1,
+        exchange=exchange,
     )
     state = cluster.core.state
     for group in list(state.groups.values()):
@@ -270,9 +271,12 @@ def with_chunk_behind(cluster: FakeCluster) -> ports.RunStep | None:
 def test_a_chunk_behind_a_step_that_a_peer_held_up_counts_for_nothing(dies: bool) -> None:
     """It runs on KV that the step before it never wrote: what comes of it is wrong, and no client gets it."""
     num_spoilt = 0
-    for seed in part_of(range(12), (0, 3, 4, 6, 9)):  # in the others no chunk was behind such a step
-        cluster = arranged(RESIDENCIES[5], seed=seed, faults=Faults(remote=0.0 if dies else 1.0, budget=4))
+    for seed in part_of(range(12), (0, 3, 4)):
+        faults = Faults(remote=0.0 if dies else 1.0, budget=4)
+        cluster = arranged(RESIDENCIES[5], seed=seed, faults=faults, exchange="live")
         fill(cluster)
+        for i in range(3):
+            cluster.submit(f"long {i}", [1 + (7 * i + j) % 50 for j in range(300)], 5, 61.0 + i)
         cluster.run(until_ms=60)
         cluster.order("drop")
         cluster.run(stop=lambda cluster=cluster: with_chunk_behind(cluster) is not None)

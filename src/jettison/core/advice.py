@@ -28,8 +28,6 @@ class Stalled(NamedTuple):
     """The transfers that it would take."""
     num_given_up_tokens: int
     """Tokens of the requests before it that are computed again."""
-    waited_s: float
-    """Seconds since the exchange began."""
     links: Set[LinkEnds]
     """Links that have carried something of this exchange."""
 

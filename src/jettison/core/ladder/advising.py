@@ -64,15 +64,14 @@ class Adviser:
 
     def _queue(self, group: Group, stalled: Stalled, load: Mapping[LinkId, int]) -> ExchangeQueue:
         """What decides beside the request itself: bytes on its links (the keys of ``load``) and on all links that the
-        exchange has used, tokens that steps compute before it, its wait so far, and how many others run, stall or wait
-        behind it."""
+        exchange has used, tokens that steps compute before it, and how many others run, stall or wait behind it."""
         ahead = group.queues.waiting.ahead_of(stalled.state)
         behind = len(group.queues.waiting) - len(ahead)
         num_others = len(group.queues.running) + len(group.queues.moving) + behind - 1
         book = self._state.book
         queued = {link: book.bytes_ahead(*link, *KV_PURPOSES) for link in stalled.links | load.keys()}
         num_tokens = sum(s.num_tokens for s in ahead) + stalled.num_given_up_tokens
-        return ExchangeQueue(queued, num_tokens, stalled.waited_s, max(0, num_others))
+        return ExchangeQueue(queued, num_tokens, max(0, num_others))
 
     def give_up(self, stalled: Sequence[RequestState]) -> RequestState:
         """The last of these requests, which are given in service order: it is computed again where none of them can

@@ -288,7 +288,7 @@ class Exchange:
         given_up: list[RequestState] = []
         for state, transfers in self._landing:
             # The choice counts those given up before it: they are computed again first, and take steps' time.
-            choice = self._choose(self.group, state, transfers, given_up, now_ns)
+            choice = self._choose(self.group, state, transfers, given_up)
             if choice is ExchangeMode.RECOMPUTE:
                 given_up.append(state)
                 self.num_by_choice[choice] += 1
@@ -314,14 +314,11 @@ class Exchange:
         return actions + self._give_back_foreign(bool(self._landing or self.group.queues.has_waiting), now_ns)
 
     def _choose(
-        self, group: Group, state: RequestState, transfers: tuple[KVTransferPlan, ...], given_up: list[RequestState],
-        now_ns: int,
+        self, group: Group, state: RequestState, transfers: tuple[KVTransferPlan, ...], given_up: list[RequestState]
     ) -> ExchangeMode | None:
         """How a stalled request gets to run again, given all requests before it; None: not known yet."""
-        waited_s = (now_ns - self._started_ns) / NANOSECONDS
         num_given_up = sum(s.num_computed for s in given_up)
-        stalled = Stalled(state, transfers, num_given_up, waited_s, self._links)
-        return self._cluster.advice.run_again(group, stalled)
+        return self._cluster.advice.run_again(group, Stalled(state, transfers, num_given_up, self._links))
 
     def _start(
         self, state: RequestState, transfers: tuple[KVTransferPlan, ...], live: bool,
