@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jettison.errors import OutOfPagesError, StalePlanError
-from jettison.memory.extents import Extent, count_pages
+from jettison.memory.extents import Extent, Run, RunSet, count_pages
 from jettison.memory.layout import LayoutSpec, RetainedKV
 from jettison.memory.pagemap import WORKSPACE, PageMap, PageSizes, kv_owner, shard_owner
 from jettison.memory.pages import PagePlan, plan_layout
@@ -292,9 +293,9 @@ def test_an_intact_home_has_the_better_claim_to_a_page():
 
 def test_the_first_intact_position_is_where_writing_starts_to_matter():
     device = Device()
-    assert device.map.first_intact_position(0) is None
+    assert device.map.first_intact_positions() == {}
     device.change(device.stage(0, 2))
-    floor = device.map.first_intact_position(0)
+    floor = device.map.first_intact_positions()[0]
     device.write(0, 0, floor)
     assert all(home.is_intact for home in device.map.homes.values())
     device.write(0, floor, floor + 1)
@@ -388,6 +389,27 @@ def test_check_notices_damage():
             device.map.check()
     device.map.contents[kv_owner(0)] = first
     device.map.check()
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.sets(st.integers(0, 60)))
+def test_page_ranges_are_the_pages_with_a_byte_of_the_blocks(page, block, ids):
+    ranges = PageSizes(page, block, {}).page_ranges(sorted(ids))
+    pages = {byte // page for i in ids for byte in range(i * block, (i + 1) * block)}
+    assert [p for lo, hi in ranges for p in range(lo, hi)] == sorted(pages)
+    assert all(before[1] < after[0] for before, after in pairwise(ranges)), "apart"
+
+
+@given(st.sets(st.integers(0, 40)), st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=8))
+def test_a_set_of_runs_is_a_set_of_pages(pages, spans):
+    runs, left = RunSet(Run(page, 1) for page in sorted(pages)), set(pages)
+    for page, count in spans:
+        there = [p for run in runs.overlap(page, count) for p in range(run.page, run.page + run.num_pages)]
+        assert there == sorted(left & set(range(page, page + count)))
+        assert runs.meets((Extent(0, page, count),)) == bool(there)
+        assert [p for run in runs.take(page, count) for p in range(run.page, run.page + run.num_pages)] == there
+        left -= set(there)
+        assert [p for run in runs.runs() for p in range(run.page, run.page + run.num_pages)] == sorted(left)
+        assert all(a.page + a.num_pages < b.page for a, b in pairwise(runs.runs())), "maximal"
 
 
 def test_cycles_do_not_crumble_the_memory():

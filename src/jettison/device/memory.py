@@ -87,7 +87,7 @@ class DeviceMemory:
         self._mapped: frozenset[ShardId] = frozenset()
         self._readable: dict[int, npt.NDArray[np.bool_]] = {}
         self._written_blocks = 0
-        self._intact_floor: dict[int, int | None] = {}
+        self._intact_floor: dict[int, int] = {}
         self._is_broken = False
 
     # --- life -------------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ class DeviceMemory:
             for layer, extents in self._map.kv_arenas().items()
             if layer not in plan.kv_layers.layers()
         }
-        self._intact_floor = {layer: self._map.first_intact_position(layer) for layer in self._map.kv_arenas()}
+        self._intact_floor = self._map.first_intact_positions()
         if self._map.is_bare:
             self._give_back()
 

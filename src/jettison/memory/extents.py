@@ -6,7 +6,7 @@ fragmentation costs and not what the memory costs.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ Extents = tuple[Extent, ...]
 
 def count_pages(extents: Iterable[Extent]) -> int:
     """Pages mapped in all."""
-    return sum(e.num_pages for e in extents)
+    return sum([count for _, _, count in extents])
 
 
 def coalesce(extents: Iterable[Extent]) -> Extents:
@@ -52,6 +52,8 @@ def coalesce(extents: Iterable[Extent]) -> Extents:
 
 def clip(extents: Extents, lo: int, hi: int) -> Extents:
     """The parts at positions ``lo <= p < hi``."""
+    if extents and lo <= extents[0].position and extents[-1].position + extents[-1].num_pages <= hi:
+        return extents
     clipped = []
     for position, page, count in extents:
         start, end = max(position, lo), min(position + count, hi)
@@ -73,6 +75,10 @@ def gaps(extents: Extents, length: int) -> Iterator[tuple[int, int]]:
 
 def minus(extents: Extents, other: Extents) -> Extents:
     """The parts of ``extents`` that ``other`` does not map to the very same pages."""
+    if not other:
+        return extents
+    if extents == other:
+        return ()
     left: list[Extent] = []
     index = 0
     for position, page, count in extents:
@@ -148,37 +154,45 @@ class RunSet:
 
     def overlap(self, page: int, count: int) -> list[Run]:
         """The pages ``page <= p < page + count`` that are in the set."""
-        end = page + count
-        at = max(bisect_right(self._starts, page) - 1, 0)
-        found: list[Run] = []
-        while at < len(self._starts) and self._starts[at] < end:
-            start, stop = max(self._starts[at], page), min(self._ends[at], end)
-            if start < stop:
-                found.append(Run(start, stop - start))
-            at += 1
-        return found
+        first, after = self._near(page, count)
+        if first == after:
+            return []
+        starts, ends = self._starts[first:after], self._ends[first:after]
+        starts[0], ends[-1] = max(starts[0], page), min(ends[-1], page + count)
+        return [Run(start, stop - start) for start, stop in zip(starts, ends)]
 
     def meets(self, extents: Extents) -> bool:
         """Whether any page of ``extents`` is in the set."""
         return any(self.overlap(page, count) for _, page, count in extents)
 
+    def _near(self, page: int, count: int) -> tuple[int, int]:
+        """The first run with any of these pages, and the first one after it without."""
+        return bisect_right(self._ends, page), bisect_left(self._starts, page + count)
+
     def take(self, page: int, count: int) -> list[Run]:
         """Remove the pages ``page <= p < page + count`` that are in the set, and return them."""
-        taken = self.overlap(page, count)
-        for run in taken:
-            at = bisect_right(self._starts, run.page) - 1
-            start, end, stop = self._starts[at], self._ends[at], run.page + run.num_pages
-            rest = [(s, e) for s, e in ((start, run.page), (stop, end)) if s < e]
-            self._starts[at : at + 1] = [s for s, _ in rest]
-            self._ends[at : at + 1] = [e for _, e in rest]
-        return taken
+        first, after = self._near(page, count)
+        if first == after:
+            return []
+        starts, ends, end = self._starts[first:after], self._ends[first:after], page + count
+        left: list[tuple[int, int]] = []
+        if starts[0] < page:
+            left.append((starts[0], page))
+            starts[0] = page
+        if end < ends[-1]:
+            left.append((end, ends[-1]))
+            ends[-1] = end
+        self._starts[first:after] = [start for start, _ in left]
+        self._ends[first:after] = [stop for _, stop in left]
+        return [Run(start, stop - start) for start, stop in zip(starts, ends)]
 
     def take_extents(self, extents: Extents) -> Extents:
         """Remove the pages of ``extents`` that are in the set, and return them at their positions."""
         taken: list[Extent] = []
         for position, page, count in extents:
-            taken += [Extent(position + run.page - page, run.page, run.num_pages) for run in self.take(page, count)]
-        return coalesce(taken)
+            for start, num_taken in self.take(page, count):
+                taken.append(Extent(position + start - page, start, num_taken))
+        return tuple(taken)
 
     def take_fewest(self, count: int) -> list[Run]:
         """Remove up to ``count`` pages in few runs: the smallest run that suffices, else the largest ones."""

@@ -35,10 +35,11 @@ def maps_ahead(
     The way goes by another layout: KV of layers that leave is retained until it has been sent, and layers that come get
     their shards before KV of theirs. Raises like ``plan_layout``.
     """
-    now, blocks = page_map.kv_layers, tuple(range(num_blocks))
-    leaving = [layer for layer in now.layers() if layer not in spec.kv_layers.layers()]
-    retained = tuple(RetainedKV(LayerRange(layer, layer + 1), blocks) for layer in leaving)
-    between = replace(spec, retained=retained) if leaving else replace(spec, kv_layers=now)
+    now = page_map.kv_layers
+    if set(now.layers()) <= set(spec.kv_layers.layers()):
+        between = replace(spec, kv_layers=now)
+    else:  # what the target serves itself is retained anyway
+        between = replace(spec, retained=(RetainedKV(now, tuple(range(num_blocks))),))
     at_once = plan_layout(page_map, between, sizes, num_blocks, mapped_at)
     meanwhile = replace(page_map, contents=dict(page_map.contents), homes=dict(page_map.homes))
     at_once.apply(meanwhile)

@@ -6,8 +6,10 @@ Pure values, counted in pages of ``PageSizes.page_bytes``. How the map gets from
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -32,11 +34,13 @@ class Owner(NamedTuple):
 WORKSPACE = Owner("workspace", "")
 
 
+@cache
 def kv_owner(layer: int) -> Owner:
     """The KV arena of a layer."""
     return Owner("kv", str(layer))
 
 
+@cache
 def shard_owner(shard: ShardId) -> Owner:
     """The slab of a shard."""
     return Owner("shard", shard)
@@ -69,6 +73,19 @@ class PageSizes:
         """Positions ``lo <= p < hi`` of the pages with a byte of the blocks from ``block_id`` on."""
         lo = block_id * self.kv_block_bytes // self.page_bytes
         return lo, self.pages_for_blocks(block_id + count)
+
+    def page_ranges(self, block_ids: Sequence[int]) -> list[tuple[int, int]]:
+        """All positions of the pages with a byte of these blocks, whose ids ascend: ranges that neither overlap nor
+        touch, ascending."""
+        ranges: list[tuple[int, int]] = []
+        at = 0
+        while at < len(block_ids):
+            lo, hi = self.page_range(block_ids[at])
+            if ranges and lo <= ranges[-1][1]:
+                lo, _ = ranges.pop()
+            ranges.append((lo, hi))
+            at = bisect_left(block_ids, self.blocks_in_pages(hi), at)  # blocks that end in these pages add none
+        return ranges
 
 
 class Home(NamedTuple):
@@ -117,16 +134,15 @@ class PageMap:
     @property
     def is_bare(self) -> bool:
         """Neither parameters nor KV are mapped, as on a sleeping device, whose pages keep no content."""
-        return not self.contents.keys() - {WORKSPACE}
+        return self.contents.keys() <= {WORKSPACE}
 
     def free_pages(self) -> RunSet:
         """Pages that back nothing. AssertionError if a page backs two things or does not exist."""
-        mapped = RunSet()
-        for extents in self.contents.values():
-            mapped.add_extents(extents)
+        mapped = [(page, count) for extents in self.contents.values() for _, page, count in extents]
         free = RunSet()
         position = 0
-        for page, count in mapped.runs():
+        for page, count in sorted(mapped):
+            assert position <= page, f"page {page} twice"
             free.add(position, page - position)
             position = page + count
         assert position <= self.num_pages, "a page beyond the pool is mapped"
@@ -143,18 +159,21 @@ class PageMap:
             if written.meets(home.extents):
                 self.homes[shard] = home._replace(is_intact=False)
 
-    def first_intact_position(self, layer: int) -> int | None:
-        """Where the first page of an intact home lies in a layer's arena: writing below spoils nothing."""
+    def first_intact_positions(self) -> dict[int, int]:
+        """Where the first page of an intact home lies in a layer's arena, by layer with one: writing below spoils
+        nothing."""
         pages = RunSet()
         for home in self.homes.values():
             if home.is_intact:
                 pages.add_extents(home.extents)  # intact homes are disjoint: taking a page of one ends it
-        found = [
-            extent.position + run.page - extent.page
-            for extent in self.of(kv_owner(layer))
-            for run in pages.overlap(extent.page, extent.num_pages)
-        ]
-        return min(found, default=None)
+        firsts: dict[int, int] = {}
+        for layer, extents in self.kv_arenas().items() if pages else ():
+            for position, page, count in extents:
+                found = pages.overlap(page, count)
+                if found:
+                    firsts[layer] = position + found[0].page - page
+                    break
+        return firsts
 
     def check(self) -> None:
         """Raise AssertionError on any broken invariant."""

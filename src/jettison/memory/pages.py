@@ -27,6 +27,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jettison.errors import OutOfPagesError, StalePlanError
 from jettison.memory.extents import (
@@ -51,8 +52,7 @@ MappedAt = Callable[[Owner, int, int], Extents]
 """``(owner, lo, hi)`` -> the pages that are mapped at these positions of its span, whether it owns them or not."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageRange:
+class PageRange(NamedTuple):
     """Positions of one span to unmap."""
 
     owner: Owner
@@ -60,8 +60,7 @@ class PageRange:
     num_pages: int
 
 
-@dataclass(frozen=True, slots=True)
-class PageMapping:
+class PageMapping(NamedTuple):
     """One map call: contiguous positions onto contiguous pages."""
 
     owner: Owner
@@ -119,7 +118,8 @@ def plan_layout(
     retained = _retained(arenas, target, sizes)
     length = _arena_length(page_map, target, sizes, retained)
     mapped = page_map.shards()
-    dropped, added = mapped - target.shards, [s for s in sizes.shard_pages if s in target.shards - mapped]
+    dropped, new = mapped - target.shards, target.shards - mapped
+    added = [s for s in sizes.shard_pages if s in new]
 
     serving = {layer: arenas.get(layer, ()) for layer in target.kv_layers.layers()}
     leaving = {layer: minus(had, retained.get(layer, ())) for layer, had in arenas.items() if layer not in serving}
@@ -129,22 +129,23 @@ def plan_layout(
     own = {s: home for s, home in page_map.homes.items() if s in added and (home.is_intact or mapped_at is None)}
     wanted = [own[s].extents for s in added if s in own]
     for extents in serving.values():
-        supply.add_extents(minus(extents, clip(extents, 0, length)))
+        supply.add_extents(clip(extents, length, page_map.num_pages))
     # An arena is popped further than it must where an added shard then gets its own pages back, and so needs no pull.
     lines = _lines(serving, length, min_line, wanted, supply)
     kept = {layer: clip(extents, 0, lines[layer]) for layer, extents in serving.items()}
-    for layer, extents in serving.items():
-        supply.add_extents(clip(extents, lines[layer], length))
+    for layer, line in lines.items():
+        if line < length:
+            supply.add_extents(clip(serving[layer], line, length))
 
     homes = {s: home for s, home in page_map.homes.items() if s not in target.shards}
     homes |= {s: Home(page_map.of(shard_owner(s)), True) for s in sizes.shard_pages if s in dropped}
     slabs, lent = _place_shards(added, own, sizes, supply, homes, mapped_at)
-    staying = {s: page_map.of(shard_owner(s)) for s in sizes.shard_pages if s in mapped & target.shards}
+    staying = {s: page_map.of(shard_owner(s)) for s in sizes.shard_pages if s in mapped and s in target.shards}
     spans = retained | _fill(kept, length, lent, supply, mapped_at)
     contents = _contents(page_map.of(WORKSPACE), staying | slabs, spans)
 
     # Blocks above the lowest line of a popped arena lose their pages: one block id is good in every layer.
-    popped = [lines[layer] for layer, extents in serving.items() if count_pages(extents) > count_pages(kept[layer])]
+    popped = [lines[layer] for layer, extents in serving.items() if extents != kept[layer]]
     capacity = sizes.blocks_in_pages(length) if serving else 0
     intact = {s for s in added if s in page_map.homes and page_map.homes[s] == Home(slabs[s], True)}
     unmaps, maps = _changes(page_map.contents, contents)
@@ -154,7 +155,7 @@ def plan_layout(
         maps=maps,
         evacuate_from_block=min([capacity, *(sizes.blocks_in_pages(line) for line in popped)]),
         capacity_blocks=capacity,
-        bytes_to_kv=_pages_to_kv(page_map, contents) * sizes.page_bytes,
+        bytes_to_kv=_pages_to_kv(unmaps, maps, page_map.kv_layers) * sizes.page_bytes,
         intact_shards=frozenset(intact),
         missing_shards=frozenset(added) - intact,
         contents=contents,
@@ -175,19 +176,17 @@ def _given_away(page_map: PageMap, dropped: Iterable[ShardId], leaving: Mapping[
 
 def _retained(arenas: Mapping[int, Extents], target: LayoutSpec, sizes: PageSizes) -> dict[int, Extents]:
     """The pages with bytes of retained blocks, in arenas that are no longer whole."""
-    blocks: dict[int, frozenset[int]] = {}
+    positions: dict[int, list[tuple[int, int]]] = {}
     for kept in target.retained:
-        ids = frozenset(kept.block_ids)
+        ranges = sizes.page_ranges(kept.block_ids)
         for layer in kept.layers.layers():
-            if ids and layer not in target.kv_layers.layers():
-                blocks[layer] = blocks[layer] | ids if layer in blocks else ids
-    # Layers mostly share one set of blocks, and blocks are many: count them once.
-    ranges = {ids: _page_ranges(ids, sizes) for ids in set(blocks.values())}
+            if ranges and layer not in target.kv_layers.layers():
+                positions[layer] = _merged([*positions.get(layer, ()), *ranges])
     retained: dict[int, Extents] = {}
-    for layer, ids in blocks.items():
+    for layer, ranges in positions.items():
         extents = arenas.get(layer, ())
         parts: list[Extent] = []
-        for lo, hi in ranges[ids]:
+        for lo, hi in ranges:
             part = clip(extents, lo, hi)
             if count_pages(part) != hi - lo:
                 raise StalePlanError(f"layer {layer}: KV to be retained at pages {lo} to {hi} is not there")
@@ -196,12 +195,10 @@ def _retained(arenas: Mapping[int, Extents], target: LayoutSpec, sizes: PageSize
     return retained
 
 
-def _page_ranges(block_ids: frozenset[int], sizes: PageSizes) -> list[tuple[int, int]]:
-    return _merged(sizes.page_range(lo, hi - lo) for lo, hi in _merged((b, b + 1) for b in block_ids))
-
-
-def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Overlapping and adjacent ranges as one."""
+    if len(ranges) == 1:
+        return ranges
     merged: list[tuple[int, int]] = []
     for lo, hi in sorted(ranges):
         if merged and lo <= merged[-1][1]:
@@ -232,6 +229,8 @@ def _lines(
     A shard is worth it only if each of its pages is in ``supply`` already, or in an arena at ``min_line`` or above.
     """
     lines = dict.fromkeys(serving, length)
+    if min_line == length:
+        return lines
     index = sorted(
         (e.page, e.num_pages, e.position, layer)
         for layer, extents in serving.items()
@@ -283,13 +282,14 @@ def _place_shards(
     taken = RunSet()
     for shard in added:
         missing = sizes.shard_pages[shard] - count_pages(slabs[shard])
-        runs: list[Run] = []
-        for pool in pools:
-            part = pool.take_fewest(missing)
-            missing -= sum(run.num_pages for run in part)
-            runs += part
-        assert not missing, "the arenas' length leaves room for every shard"
-        slabs[shard] = coalesce([*slabs[shard], *place(runs, gaps(slabs[shard], sizes.shard_pages[shard]))])
+        if missing:
+            runs: list[Run] = []
+            for pool in pools:
+                part = pool.take_fewest(missing)
+                missing -= sum(run.num_pages for run in part)
+                runs += part
+            assert not missing, "the arenas' length leaves room for every shard"
+            slabs[shard] = coalesce([*slabs[shard], *place(runs, gaps(slabs[shard], sizes.shard_pages[shard]))])
         taken.add_extents(slabs[shard])
     for shard, home in homes.items():
         if home.is_intact and taken.meets(home.extents):
@@ -309,8 +309,10 @@ def _fill(
         lent = shards_pages.runs()
     plain = supply.runs()
     needs = {layer: length - count_pages(extents) for layer, extents in kept.items()}
-    num_lent, num_plain = sum(run.num_pages for run in lent), sum(run.num_pages for run in plain)
     needed = sum(needs.values())
+    if not needed:
+        return dict(kept)
+    num_lent, num_plain = sum(run.num_pages for run in lent), sum(run.num_pages for run in plain)
     # An even share where possible: each odd page would cost a map call of its own.
     even = num_lent // len(needs) * len(needs) if needs else 0
     on_top = level(needs, min(max(even, needed - num_plain), needed))
@@ -326,6 +328,8 @@ def _as_mapped(
     owner: Owner, extents: Extents, length: int, pools: Iterable[RunSet], mapped_at: MappedAt
 ) -> Extents:
     """A span with the pages of ``pools`` that are mapped in its gaps already; they are taken out."""
+    if count_pages(extents) == length:
+        return extents
     filled = list(extents)
     for position, count in gaps(extents, length):
         there = mapped_at(owner, position, position + count)
@@ -351,17 +355,17 @@ def _changes(
     maps: list[PageMapping] = []
     for owner in [*old, *(owner for owner in new if owner not in old)]:
         before, after = old.get(owner, ()), new.get(owner, ())
-        ranges = _merged((e.position, e.position + e.num_pages) for e in minus(before, after))
-        unmaps += [PageRange(owner, lo, hi - lo) for lo, hi in ranges]
-        maps += [PageMapping(owner, *extent) for extent in coalesce(minus(after, before))]
+        if before == after:  # as most owners do
+            continue
+        for lo, hi in _merged([(position, position + count) for position, _, count in minus(before, after)]):
+            unmaps.append(PageRange(owner, lo, hi - lo))
+        for extent in minus(after, before):
+            maps.append(PageMapping(owner, *extent))
     return tuple(unmaps), tuple(maps)
 
 
-def _pages_to_kv(page_map: PageMap, contents: Mapping[Owner, Extents]) -> int:
-    grown = sum(count_pages(e) for owner, e in contents.items() if owner.kind == "kv") - page_map.count("kv")
-    given_up = sum(
-        count_pages(minus(extents, contents.get(kv_owner(layer), ())))
-        for layer, extents in page_map.kv_arenas().items()
-        if layer not in page_map.kv_layers.layers()
-    )
-    return grown + given_up
+def _pages_to_kv(unmaps: Iterable[PageRange], maps: Iterable[PageMapping], whole: LayerRange) -> int:
+    """What arenas gain, less what those of ``whole``, the layers served until now, give up."""
+    gained = sum([new.num_pages for new in maps if new.owner.kind == "kv"])
+    arenas = {kv_owner(layer) for layer in whole.layers()}
+    return gained - sum([gone.num_pages for gone in unmaps if gone.owner in arenas])

@@ -157,13 +157,9 @@ class ModelledMemory:
             self._note_floor()
 
     def _note_floor(self) -> None:
-        floors = (self._map.first_intact_position(layer) for layer in self._arenas())
-        self._floor = min((floor for floor in floors if floor is not None), default=None)
+        self._floor = min(self._map.first_intact_positions().values(), default=None)
         if self._floor is None and any(home.is_intact for home in self._map.homes.values()):
             self._floor = 0  # its pages back nothing now, and may back an arena after the next layout
-
-    def _arenas(self) -> Iterable[int]:
-        return self._map.kv_arenas() if self._map.homes else ()
 
 
 @lru_cache(maxsize=16)
