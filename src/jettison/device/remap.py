@@ -5,15 +5,14 @@ Knows arenas and pages, not the layers or shards that they serve. ``memory.pages
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from jettison.device.pages import Arena, PagePool
 from jettison.errors import MappingError, WorkerLostError
 from jettison.memory.extents import Extents, clip
 from jettison.memory.pagemap import Owner, PageMap
-from jettison.memory.pages import PagePlan, PageRange
+from jettison.memory.pages import PageMapping, PagePlan, PageRange
 
 BlockCopy = tuple[int, int]
 """``(from, to)`` block ids."""
@@ -25,18 +24,21 @@ def remap(arenas: Mapping[Owner, Arena], page_map: PageMap, plan: PagePlan) -> N
     Raises MappingError after every call, the failed one included, has been undone in reverse; WorkerLostError if that
     fails too, with the mappings in an unknown state.
     """
-    undo: list[Callable[[], None]] = []
+    unmapped: list[PageRange] = []
+    mapped: list[PageMapping] = []
     try:
         for gone in plan.unmaps:
-            undo.append(partial(_map_again, arenas, page_map, gone))
+            unmapped.append(gone)
             arenas[gone.owner].unmap(gone.position, gone.num_pages)
         for new in plan.maps:
-            undo.append(partial(arenas[new.owner].unmap, new.position, new.num_pages))
+            mapped.append(new)
             arenas[new.owner].map(new.position, new.page, new.num_pages)
     except MappingError:
         try:
-            while undo:
-                undo.pop()()
+            for new in reversed(mapped):
+                arenas[new.owner].unmap(new.position, new.num_pages)
+            for gone in reversed(unmapped):
+                _map_again(arenas, page_map, gone)
         except MappingError as error:
             raise WorkerLostError(f"a failed remapping could not be undone: {error}") from error
         raise

@@ -56,7 +56,7 @@ class PageHandles:
     @property
     def held_bytes(self) -> int:
         """Bytes of all pages with a handle."""
-        return sum(handle is not None for handle in self._handles) * self._page_bytes
+        return (self._num_pages - self._handles.count(None)) * self._page_bytes
 
     def check_pages(self, page: int, num_pages: int) -> None:
         """Raise OutOfPagesError for pages that are not in the budget."""

@@ -25,6 +25,7 @@ that poisons such addresses.
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -55,8 +56,6 @@ class PagePool:
         self._handles = PageHandles(self._driver, self.num_pages, page_bytes)
         self._owner: Numbers = np.full(self.num_pages, NONE, dtype=np.int32)
         """By page: the arena that owns it."""
-        self._place: Numbers = np.full(self.num_pages, NONE, dtype=np.int32)
-        """By page: its position in the arena."""
         self._arenas: list[Arena] = []
         self._held: list[tuple[int, bytearray]] = []
 
@@ -81,7 +80,6 @@ class PagePool:
         while self._arenas:
             self._arenas.pop().span.close()
         self._owner.fill(NONE)
-        self._place.fill(NONE)
         self._handles.close()
         self._driver.close()
 
@@ -144,7 +142,7 @@ class PagePool:
             there = arena.span.there
             assert (there[at] == pages).all(), "a position owns a page that is not there"
             assert (self._owner[pages] == arena.number).all(), "a page is owned twice"
-            assert (self._place[pages] == at).all(), "a page is owned twice"
+            assert len(np.unique(pages)) == len(pages), "a page is owned twice"
             assert (view.there[there[there >= 0]] >= 0).all(), "a page without memory is mapped"
         assert num_owned == (self._owner != NONE).sum(), "a page is owned by no position"
 
@@ -176,14 +174,13 @@ class Arena:
         self._check_positions(position, num_pages)
         self._handles.check_pages(page, num_pages)
         pool, at, pages = self._pool, slice(position, position + num_pages), slice(page, page + num_pages)
-        is_foreign = (pool._owner[pages] != NONE) & (self.owned[at] != numbers(page, num_pages))
-        if is_foreign.any():
+        run, is_owned = numbers(page, num_pages), pool._owner[pages] != NONE
+        if np.count_nonzero(is_owned) and (is_owned & (self.owned[at] != run)).any():
             raise ValueError(f"another position owns one of the pages {page} to {page + num_pages}")
         self._disown(at)
-        pool.num_calls_saved += num_pages - self._put(position, page, num_pages)
-        self.owned[at] = numbers(page, num_pages)
+        pool.num_calls_saved += num_pages - self._put(position, run)
+        self.owned[at] = run
         pool._owner[pages] = self.number
-        pool._place[pages] = numbers(position, num_pages)
 
     def unmap(self, position: int, num_pages: int) -> None:
         """Disown positions. The mapping stays until its position or its page is needed, so no call is made."""
@@ -195,17 +192,15 @@ class Arena:
         self._check_positions(position, num_pages)
         self._handles.check_pages(page, num_pages)
         is_free = self.owned[position : position + num_pages] == NONE
-        return sum(self._put(position + lo, page + lo, count) for lo, count in runs(is_free))
+        return sum(self._put(position + lo, numbers(page + lo, count)) for lo, count in runs(is_free))
 
     def mapped(self, position: int, num_pages: int) -> list[tuple[int, int, int]]:
         """See ``device.pages``."""
         self._check_positions(position, num_pages)
         there = self.span.there[position : position + num_pages]
-        ends = np.flatnonzero(np.diff(there) != 1) + 1
-        starts = np.concatenate(([0], ends)).tolist()
-        lengths = np.diff([*starts, num_pages]).tolist()
-        found = zip(starts, there[starts].tolist(), lengths)
-        return [(position + lo, page, count) for lo, page, count in found if page >= 0]
+        ends = (there[1:] - there[:-1] != 1).nonzero()[0].tolist()
+        edges = [0, *[end + 1 for end in ends], num_pages]
+        return [(position + lo, there.item(lo), hi - lo) for lo, hi in pairwise(edges) if there[lo] >= 0]
 
     def copy(self, page: int, offset: int, at: int, num_bytes: int) -> None:
         """Copy on the card, from the pool's own view."""
@@ -234,16 +229,17 @@ class Arena:
         """Let positions own nothing; returns how many owned a page."""
         pages = self.owned[at]
         pages = pages[pages != NONE]
-        self._pool._owner[pages] = NONE
-        self._pool._place[pages] = NONE
-        self.owned[at] = NONE
+        if len(pages):
+            self._pool._owner.put(pages, NONE)
+            self.owned[at] = NONE
         return len(pages)
 
-    def _put(self, position: int, page: int, num_pages: int) -> int:
+    def _put(self, position: int, run: Numbers) -> int:
         """Have the driver map a run of pages at positions that own nothing, where it has not yet; returns how many it
         mapped."""
         num_new = 0
-        for lo, count in runs(self.span.there[position : position + num_pages] != numbers(page, num_pages)):
-            self.span.put(position + lo, page + lo, self._handles.of(page + lo, count))
+        for lo, count in runs(self.span.there[position : position + len(run)] != run):
+            page = run.item(lo)
+            self.span.put(position + lo, page, self._handles.of(page, count))
             num_new += count
         return num_new

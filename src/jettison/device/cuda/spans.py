@@ -75,7 +75,7 @@ def numbers(first: int, count: int) -> Numbers:
 
 def runs(mask: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """``(first, count)`` of each run of True in the mask as it is now, ascending."""
-    if not mask.any():  # nothing to do, mostly
+    if not np.count_nonzero(mask):  # nothing to do, mostly
         return iter(())
     edges = (np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist()
     edges = [0] * bool(mask[0]) + edges + [len(mask)] * bool(mask[-1])
