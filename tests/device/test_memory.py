@@ -21,6 +21,7 @@ from jettison.device.pages_host import LinuxSyscalls, PagePool
 from jettison.errors import BudgetError, MappingError, NotReadyError, OutOfPagesError, StalePlanError, WorkerLostError
 from jettison.memory.layout import LayoutSpec, RetainedKV
 from jettison.memory.pagemap import PageSizes
+from jettison.memory.pages import plan_layout
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
 
 PAGE = 4096
@@ -308,6 +309,16 @@ def test_intact_is_the_truth_after_any_moves(memory, seed):
                 data = pattern("y", len(spec.kv_layers) * 2 * BLOCK_BYTES)
                 memory.kv_scatter(spec.kv_layers, blocks, data)
     assert num_intact > 0
+
+
+def test_an_offer_is_planned_anew_only_where_something_has_changed_since(memory, monkeypatch):
+    plans = []
+    monkeypatch.setattr("jettison.device.memory.plan_layout", lambda *given: plans.append(given) or plan_layout(*given))
+    memory.apply(DROPPED, 0, memory.offer(DROPPED, 0).version, [])
+    assert len(plans) == 1
+    offer = memory.offer(FULL, 0)
+    memory.note_written(memory.capacity_blocks)
+    assert memory.apply(FULL, 0, offer.version, []).missing_shards and len(plans) == 3, "shards were overwritten"
 
 
 def test_a_shrink_moves_live_blocks_down_first(memory):

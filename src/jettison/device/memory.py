@@ -38,7 +38,7 @@ from jettison.errors import (
     StalePlanError,
     WorkerLostError,
 )
-from jettison.memory.extents import Extent, Extents
+from jettison.memory.extents import Extent, Extents, minus
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.memory.mapahead import maps_ahead
 from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, check_budget, kv_owner, shard_owner
@@ -87,6 +87,8 @@ class DeviceMemory:
         self._mapped: frozenset[ShardId] = frozenset()
         self._readable: dict[int, npt.NDArray[np.bool_]] = {}
         self._written_blocks = 0
+        self._planned: tuple[object, PagePlan] | None = None
+        """The last plan, and all that it was made from: calls of the driver tell of what has been mapped since."""
         self._intact_floor: dict[int, int] = {}
         self._is_broken = False
 
@@ -128,6 +130,7 @@ class DeviceMemory:
         self._readable = {}
         self._intact_floor = {}
         self._written_blocks = 0
+        self._planned = None
         self.capacity_blocks = 0
         self._is_broken = False
 
@@ -196,11 +199,11 @@ class DeviceMemory:
             return
         self._check_open()
         self._note_written_pages()
-        for mapping in maps_ahead(self._map, spec, self._sizes, self.capacity_blocks, self._mapped_at):
-            arena, first = self._arenas[mapping.owner], 0
-            while first < mapping.num_pages:
-                piece = min(mapping.num_pages - first, left)
-                left -= arena.prepare(mapping.position + first, mapping.page + first, piece)
+        for arena, (position, page, num_pages) in self._not_mapped(spec):
+            first = 0
+            while first < num_pages:
+                piece = min(num_pages - first, left)
+                left -= arena.prepare(position + first, page + first, piece)
                 first += piece
                 if not left:
                     yield pages_a_turn
@@ -312,9 +315,7 @@ class DeviceMemory:
         if flat.numel() != num_bytes:
             raise ValueError(f"{num_bytes} bytes of KV expected, got {flat.numel()}")
         if num_bytes:
-            listed = ids.tolist()
-            for layer in layers.layers():
-                self._mark_written(layer, listed)
+            self._mark_written(layers, ids.tolist())
             self._bytes.scatter([self._kv_bytes[layer] for layer in layers.layers()], ids, flat)
 
     def block_addresses(
@@ -324,8 +325,7 @@ class DeviceMemory:
         the blocks. Raises IndexError for a block that is not mapped in one of the layers."""
         ids = self._block_ids(layers, block_ids)
         if are_written:
-            for layer in layers.layers():
-                self._mark_written(layer, ids.tolist())
+            self._mark_written(layers, ids.tolist())
         first = np.array([self._arenas[kv_owner(layer)].address for layer in layers.layers()], dtype=np.int64)
         addresses: npt.NDArray[np.int64] = (first[:, None] + ids * self._sizes.kv_block_bytes).reshape(-1)
         return addresses
@@ -356,18 +356,30 @@ class DeviceMemory:
             raise NotReadyError("the device's memory is not open")
 
     def _plan(self, spec: LayoutSpec, live_blocks: int) -> PagePlan:
+        """The plan of the last call, mostly the offer of what is applied now, where its inputs are as they were."""
         self._check_open()
         self._note_written_pages()
-        return plan_layout(
-            self._map, spec, self._sizes, live_blocks, self._mapped_at if self._pool.prepares else None)
+        inputs = (spec, live_blocks, self._map.version, dict(self._map.homes), self._pool.num_calls)
+        if self._planned is None or self._planned[0] != inputs:
+            mapped_at = self._mapped_at if self._pool.prepares else None
+            self._planned = inputs, plan_layout(self._map, spec, self._sizes, live_blocks, mapped_at)
+        return self._planned[1]
 
     def _note_written_pages(self) -> None:
         written = self._sizes.pages_for_blocks(self._written_blocks)
         for layer in self._map.kv_layers.layers():
             self._mark_pages(layer, 0, written)
 
+    def _not_mapped(self, spec: LayoutSpec) -> Iterator[tuple[Arena, Extent]]:
+        """What a layout, or one on the way to it, needs in an arena and has not there yet."""
+        for owner, *run in maps_ahead(self._map, spec, self._sizes, self.capacity_blocks, self._mapped_at):
+            wanted = Extent(*run)
+            there = self._mapped_at(owner, wanted.position, wanted.position + wanted.num_pages)
+            for missing in minus((wanted,), there):
+                yield self._arenas[owner], missing
+
     def _mapped_at(self, owner: Owner, lo: int, hi: int) -> Extents:
-        return tuple(Extent(*run) for run in self._arenas[owner].mapped(lo, hi - lo))
+        return tuple([Extent(*run) for run in self._arenas[owner].mapped(lo, hi - lo)])
 
     def _adopt(self, plan: PagePlan) -> None:
         """Make a plan that has been carried out the present state."""
@@ -375,11 +387,7 @@ class DeviceMemory:
         self._mapped = self._map.shards()
         self.capacity_blocks = plan.capacity_blocks
         self._written_blocks = 0
-        self._readable = {
-            layer: self._whole_blocks(extents)
-            for layer, extents in self._map.kv_arenas().items()
-            if layer not in plan.kv_layers.layers()
-        }
+        self._readable = self._readable_blocks()
         self._intact_floor = self._map.first_intact_positions()
         if self._map.is_bare:
             self._give_back()
@@ -397,12 +405,22 @@ class DeviceMemory:
         """Physical memory behind the budget's pages, now."""
         return self._pool.held_bytes
 
-    def _whole_blocks(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        """Mask of the blocks of an arena with holes that are mapped from end to end."""
+    def _readable_blocks(self) -> dict[int, npt.NDArray[np.bool_]]:
+        """By layer with retained KV: mask of the blocks that are mapped from end to end."""
+        positions = {
+            layer: tuple([(position, count) for position, _, count in extents])
+            for layer, extents in self._map.kv_arenas().items()
+            if layer not in self._map.kv_layers.layers()
+        }
+        masks = {mapped: self._whole_blocks(mapped) for mapped in set(positions.values())}  # mostly one for all
+        return {layer: masks[mapped] for layer, mapped in positions.items()}
+
+    def _whole_blocks(self, positions: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+        """Mask of the blocks that lie in these stretches ``(position, count)`` of an arena from end to end."""
         sizes = self._sizes
-        num_pages = extents[-1].position + extents[-1].num_pages
+        num_pages = sum(positions[-1])
         mapped = np.zeros(num_pages + 1, dtype=np.int64)
-        for position, _, count in extents:
+        for position, count in positions:
             mapped[position + 1 : position + count + 1] = 1
         before = np.cumsum(mapped)
         first = np.arange(sizes.blocks_in_pages(num_pages), dtype=np.int64) * sizes.kv_block_bytes
@@ -433,11 +451,10 @@ class DeviceMemory:
     def _copy_blocks(self, before: PageMap, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks in every arena of the new layout that had the block before."""
         copier = BlockCopier(self._pool, self._sizes.kv_block_bytes, copies)
-        targets = sorted(dst for _, dst in copies)
+        self._mark_written(self._map.kv_layers, [dst for _, dst in copies])
         # Whole arenas first: writing them overwrites no other layer's old bytes, writing the others might.
         for layer in sorted(self._map.kv_layers.layers(), key=lambda layer: layer not in before.kv_layers.layers()):
             owner = kv_owner(layer)
-            self._mark_written(layer, targets)
             was_whole = layer in before.kv_layers.layers()
             self._or_broken(partial(copier.copy, before.of(owner), self._arenas[owner], was_whole=was_whole))
         self._or_broken(copier.finish)
@@ -460,14 +477,12 @@ class DeviceMemory:
                     raise IndexError(f"layer {layer}: a block between {lo} and {hi} is not mapped")
         return ids
 
-    def _mark_written(self, layer: int, block_ids: Sequence[int]) -> None:
-        floor = self._intact_floor.get(layer)
-        if floor is None:
-            return
-        for block_id in block_ids:
-            lo, hi = self._sizes.page_range(block_id)
-            if hi > floor:
-                self._mark_pages(layer, lo, hi)
+    def _mark_written(self, layers: LayerRange, block_ids: Sequence[int]) -> None:
+        if self._intact_floor:
+            ranges = self._sizes.page_ranges(sorted(block_ids))
+            for layer in layers.layers():
+                for lo, hi in ranges:
+                    self._mark_pages(layer, lo, hi)
 
     def _mark_pages(self, layer: int, lo: int, hi: int) -> None:
         floor = self._intact_floor.get(layer)

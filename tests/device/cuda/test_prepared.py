@@ -110,6 +110,21 @@ def test_where_part_of_it_waits_only_the_free_rest_is_mapped_anew(start, part):
     assert change(worker, spec) == 0, "and from then on it is known"
 
 
+def test_an_offer_does_not_bind_a_layout_to_what_was_mapped_when_it_was_made(start):
+    worker = start()
+    unforeseen = layout(worker, LayerRange(3, 4))
+    worker.offer_layout(unforeseen, 0)
+    assert worker._memory.prepare(unforeseen) > 0
+    assert change(worker, unforeseen) == 0
+
+
+def test_what_is_mapped_already_is_passed_over_at_a_glance(start, monkeypatch):
+    worker, asked = start(), []
+    for arena in worker._memory._arenas.values():
+        monkeypatch.setattr(arena, "prepare", lambda *run: asked.append(run) or 0)
+    assert worker._memory.prepare(layout(worker, LOW), max_pages=2) == 0 and not asked
+
+
 def test_both_halves_are_prepared_beside_each_other(start):
     worker = start()
     for half in (LOW, HIGH, LOW):
