@@ -97,8 +97,8 @@ def choose_exchange(
         slowed = _slowed(costs.step_s, wait_s + request.num_remote_layers * layer_s)
         # Urgent: tails wait for no other KV, but for each other, which is little.
         tail_s = _sending_s(request.tail_bytes, {}, costs) or 0.0
-        # Live requests slow the others' steps, too: this one for as long as its own bytes keep the last of them live.
-        lost[ExchangeMode.LIVE] = tail_s + transfer_s * slowed + kept_out_s + queue.num_others * own_s * slowed
+        # One live request slows all steps of the group until its KV has arrived.
+        lost[ExchangeMode.LIVE] = tail_s + kept_out_s + transfer_s * slowed * (1 + queue.num_others)
     return min(lost, key=lambda choice: (lost[choice], choice is not ExchangeMode.TRANSFER))
 
 
