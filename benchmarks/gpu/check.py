@@ -25,7 +25,6 @@ import time
 import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
 from itertools import chain
@@ -110,20 +109,20 @@ def tests(which: str, *options: str) -> tuple[str, ...]:
 
 
 PARTS = (
-    Part("contracts", 75, tests("cuda and not whole_card", "-n", "8"), partial(of_pytest, least=30), beside_next=True,
+    Part("contracts", 62, tests("cuda and not whole_card", "-n", "8"), partial(of_pytest, least=30), beside_next=True,
          told="pages, kernels against float64, runner and copies"),
-    Part("verify", 75, bench("verify"), exact, may_be_cut=True,
+    Part("verify", 62, bench("verify"), exact, may_be_cut=True,
          told="tokens through one move after the other, equal to those of each request alone"),
-    Part("faults", 56, bench("faults"), measured, "an exchange, a restore and two deaths of workers under load"),
-    Part("foreseen", 98, bench("foreseen"), measured, "a profile's errors, and a simulation from it beside a run"),
+    Part("faults", 66, bench("faults"), measured, "an exchange, a restore and two deaths of workers under load"),
+    Part("foreseen", 100, bench("foreseen"), measured, "a profile's errors, and a simulation from it beside a run"),
     Part("price", 82, bench("price"), measured, "cuda beside cuda-invariant in turns, cuda's tokens but for ties"),
     Part("peer", 60, bench("peer"), measured, "nano-vllm's bench beside transformers' continuous batching"),
-    Part("sampling", 10, bench("sampling"), measured, "draws by what rows ask for, and whether they are the host's"),
+    Part("sampling", 12, bench("sampling"), measured, "draws by what rows ask for, and whether they are the host's"),
     Part("engine", 80, bench("engine"), measured, "decode, prefill and gaps of the live engine, nano-vllm's bench"),
-    Part("steps", 17, bench("steps"), measured, "a worker's whole steps of the 7B shape, sampling, prefill"),
+    Part("steps", 20, bench("steps"), measured, "a worker's whole steps of the 7B shape, sampling, prefill"),
     Part("copies", 23, bench("copies"), measured, "KV to host pools and links' slots, alone and beside decoding"),
-    Part("pages", 18, bench("pages", "--auto-only"), measured, "drops, restores, 1,000 cycles, sleep"),
-    Part("memory", 20, tests("whole_card"), partial(of_pytest, least=1), "what graphs take, what sleep gives back"),
+    Part("pages", 19, bench("pages", "--auto-only"), measured, "drops, restores, 1,000 cycles, sleep"),
+    Part("memory", 16, tests("whole_card"), partial(of_pytest, least=1), "what graphs take, what sleep gives back"),
 )  # fmt: skip
 """What changes most from card to card comes first: tests and tokens, whose answers are exact. At their limits all fit
 into ``MOST_S``. Runs of their own: `gpu overload`, and `gpu kernels` (steps in kernels alone, both kinds, all batches:
@@ -143,36 +142,55 @@ def rounds(parts: Sequence[Part]) -> Iterator[list[Part]]:
         yield together
 
 
-def run_part(part: Part, folder: Path, env: dict[str, str], left_s: float = MOST_S) -> Document:
-    """Run it to its end or its limit, at most ``left_s``; what it found, how it ended, and the end of what it said."""
-    out, log = folder / f"{part.name}.out", folder / f"{part.name}.log"
-    begun, limit_s = time.monotonic(), max(0.0, min(part.limit_s, left_s))
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [word.replace(OUT, str(out)) for word in part.command], cwd=REPOSITORY, env=env, stdout=file, stderr=file,
-            start_new_session=True,
-        )
-        is_enough = False
-        try:
-            code = process.wait(limit_s)
-            ended, is_enough = f"exit code {code}", code == 0
-        except subprocess.TimeoutExpired:
-            ended, is_enough = f"over its limit of {limit_s:.0f} s", part.may_be_cut
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # also what a part that has ended left behind
-            process.wait()
+def run_round(parts: Sequence[Part], folder: Path, env: dict[str, str], left_s: float = MOST_S) -> list[Document]:
+    """Run them at the same time, each to its end or its limit, at most ``left_s``: of each what it found, how it ended,
+    and the end of what it said."""
+    begun_s = time.monotonic()
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for part in parts:
+            with (folder / f"{part.name}.log").open("wb") as file:
+                command = [word.replace(OUT, str(folder / f"{part.name}.out")) for word in part.command]
+                processes.append(subprocess.Popen(
+                    command, cwd=REPOSITORY, env=env, stdout=file, stderr=file, start_new_session=True))  # fmt: skip
+        return [
+            end_of(part, process, folder, begun_s, min(part.limit_s, left_s))
+            for part, process in zip(parts, processes, strict=True)
+        ]
+    finally:
+        for process in processes:
+            stop(process)
+
+
+def end_of(
+    part: Part, process: subprocess.Popen[bytes], folder: Path, begun_s: float, limit_s: float
+) -> Document:
+    """Wait for a part's process, and read what it has written."""
+    is_enough = False
+    try:
+        code = process.wait(max(0.0, begun_s + limit_s - time.monotonic()))
+        ended, is_enough = f"exit code {code}", code == 0
+    except subprocess.TimeoutExpired:
+        ended, is_enough = f"over its limit of {max(0.0, limit_s):.0f} s", part.may_be_cut
+    stop(process)
     checks: list[Check] = []
     try:
-        checks = part.checks_of(out)
+        checks = part.checks_of(folder / f"{part.name}.out")
     except (OSError, ValueError, KeyError, TypeError, ElementTree.ParseError) as error:
         ended += f"; nothing to read: {type(error).__name__}: {error}"
     return {
-        "ended": ended, "seconds": round(time.monotonic() - begun, 1),
+        "ended": ended, "seconds": round(time.monotonic() - begun_s, 1),
         "checks": [check._asdict() for check in checks],
         "passed": is_enough and bool(checks) and all(check.passed for check in checks),
-        "said": "" if is_enough else log.read_text(errors="replace")[-2000:],
+        "said": "" if is_enough else (folder / f"{part.name}.log").read_text(errors="replace")[-2000:],
     }
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End it, and what it left behind where it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def lines_of(name: str, found: Document) -> Iterator[str]:
@@ -234,19 +252,16 @@ def check_all(parts: Sequence[Part], out: Path, wheels: Path, keep: Path | None 
         env = dict(os.environ)
         paths = [str(REPOSITORY / "src"), installed(wheels, folder), env.get("PYTHONPATH")]
         env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        ends_s = time.monotonic() + MOST_S
+        begun_s = time.monotonic()
         for together in rounds(parts):
-            left_s = ends_s - time.monotonic()
-            with ThreadPoolExecutor(len(together)) as pool:
-                done = pool.map(partial(run_part, folder=folder, env=env, left_s=left_s), together)
+            done = run_round(together, folder, env, begun_s + MOST_S - time.monotonic())
             for part, found in zip(together, done, strict=True):
                 document["parts"][part.name] = found
                 out.write_text(json.dumps(document, indent=1) + "\n")
                 for line in lines_of(part.name, found):
                     print(line, flush=True)
     passed = [found["passed"] for found in document["parts"].values()]
-    seconds = sum(found["seconds"] for found in document["parts"].values())
-    print(f"{sum(passed)} of {len(passed)} parts passed in {seconds:.0f} s; {out}")
+    print(f"{sum(passed)} of {len(passed)} parts passed in {time.monotonic() - begun_s:.0f} s; {out}")
     return all(passed)
 
 

@@ -29,20 +29,21 @@ USUAL = ("Qwen2", "Llama 3", "Qwen3", "Qwen3-MoE")
 LOOKS_EVERY_S = 0.3
 
 
+ADDED = ("rows", "tokens_compared", "mismatches", "in_parts", "incomplete", "not_applicable", "failed")
+
+
 def merged(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One table of several: rows one after the other, counts added, complete where all are."""
     whole = dict(documents[0])
     for document in documents[1:]:
-        for name, value in document.items():
-            if name == "complete":
-                whole[name] = whole[name] and value
-            elif name == "rows" or (isinstance(value, int) and not isinstance(value, bool)):
-                whole[name] = whole[name] + value
+        whole |= {name: whole[name] + document[name] for name in ADDED}
+        whole["complete"] = whole["complete"] and document["complete"]
     return whole
 
 
 def beside_each_other(options: argparse.Namespace) -> int:
-    """Run each model's process to its end; the file is written anew whenever one of them has another row."""
+    """Run each model's process to its end, all of them up to the first that fails; the file is written anew whenever
+    one of them has another row. The largest exit code."""
     with tempfile.TemporaryDirectory() as folder:
         outs = [Path(folder) / f"{number}.json" for number in range(len(options.architectures))]
         command = [sys.executable, "-m", "benchmarks", "gpu", "verify", "--device", options.device, "--architectures"]
@@ -54,7 +55,8 @@ def beside_each_other(options: argparse.Namespace) -> int:
         try:
             is_over = False
             while not is_over:
-                is_over = all(process.poll() is not None for process in processes)
+                codes = [process.poll() for process in processes]
+                is_over = None not in codes or any(codes)
                 texts = [out.read_text() for out in outs if out.exists()]
                 if texts and texts != seen:
                     table = merged([json.loads(text) for text in texts])
@@ -67,7 +69,7 @@ def beside_each_other(options: argparse.Namespace) -> int:
             for process in processes:
                 process.kill()
                 process.wait()
-        return max(abs(process.returncode) for process in processes)
+        return max(abs(code or 0) for code in codes)
 
 
 def main() -> int:

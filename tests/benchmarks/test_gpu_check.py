@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.gpu import check
+from benchmarks.gpu import check, verify
 from benchmarks.gpu.check import (
     MOST_S,
     OUT,
@@ -20,7 +21,7 @@ from benchmarks.gpu.check import (
     of_pytest,
     rounds,
 )
-from benchmarks.gpu.verify import merged
+from benchmarks.gpu.verify import ADDED, merged
 
 WRITE = (
     "import json, sys;"
@@ -107,10 +108,25 @@ def test_parts_that_measure_no_time_run_beside_the_next_one(tmp_path, capsys):
 
 
 def test_tables_of_several_models_are_one():
-    one = {"complete": True, "dtype": "bfloat16", "rows": [{"event": "a"}], "tokens_compared": 5, "mismatches": 0}
-    other = one | {"complete": False, "rows": [{"event": "b"}], "tokens_compared": 7, "mismatches": 2}
-    assert merged([one, other]) == {"complete": False, "dtype": "bfloat16", "rows": [{"event": "a"}, {"event": "b"}],
-                                    "tokens_compared": 12, "mismatches": 2}  # fmt: skip
+    counts = dict.fromkeys(ADDED, 0) | {"max_model_len": 256, "complete": True}
+    one = counts | {"rows": [{"event": "a"}], "tokens_compared": 5}
+    other = counts | {"rows": [{"event": "b"}], "tokens_compared": 7, "mismatches": 2, "complete": False}
+    assert merged([one, other]) == counts | {
+        "rows": [{"event": "a"}, {"event": "b"}], "tokens_compared": 12, "mismatches": 2, "complete": False
+    }  # fmt: skip
+
+
+def test_all_models_end_with_the_first_that_fails(tmp_path, monkeypatch):
+    """One whose process cannot start is not passed over because the others take longer than the part may."""
+    begin = subprocess.Popen
+
+    def instead(command: list[str], **more: object) -> subprocess.Popen:
+        code = "raise SystemExit(3)" if "broken" in command else "import time; time.sleep(600)"
+        return begin([sys.executable, "-c", code])
+
+    monkeypatch.setattr(verify.subprocess, "Popen", instead)
+    options = argparse.Namespace(architectures=["slow", "broken"], device="cpu", out=tmp_path / "out.json")
+    assert verify.beside_each_other(options) == 3
 
 
 def test_the_last_part_has_what_is_left_of_the_nine_minutes(tmp_path, monkeypatch):

@@ -45,6 +45,18 @@ def test_the_first_transfer_measures_the_link_and_the_others_wait_for_it() -> No
     assert choose(request(), costs(rate=None), ahead=500) is None
 
 
+def test_each_direction_of_a_link_is_measured_while_the_other_is_busy() -> None:
+    back = (1, 0)
+    known = ExchangeCosts(lambda link: 1000.0 if link == LINK else None, lambda num_tokens: num_tokens * 0.1, 0.05)
+    asked = StalledRequest(10, {back: 1000}, {back: 100}, 4, True)
+
+    def choose_behind(ahead: dict[tuple[int, int], int]) -> ExchangeMode | None:
+        return choose_exchange(asked, ExchangeQueue(ahead, 0), known, ExchangeMode.AUTO)
+
+    assert choose_behind({LINK: 10**9, back: 0}) is ExchangeMode.TRANSFER
+    assert choose_behind({LINK: 10**9, back: 1}) is None
+
+
 def test_a_fast_link_transfers_and_a_slow_one_does_not() -> None:
     assert choose(request(), costs(rate=1e6)) is ExchangeMode.TRANSFER
     assert choose(request(), costs(rate=100.0)) is ExchangeMode.RECOMPUTE

@@ -167,6 +167,8 @@ class RunSet:
 
     def _near(self, page: int, count: int) -> tuple[int, int]:
         """The first run with any of these pages, and the first one after it without."""
+        if not count:
+            return 0, 0
         return bisect_right(self._ends, page), bisect_left(self._starts, page + count)
 
     def take(self, page: int, count: int) -> list[Run]:

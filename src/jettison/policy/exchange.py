@@ -73,7 +73,7 @@ class ExchangeQueue(NamedTuple):
 def choose_exchange(
     request: StalledRequest, queue: ExchangeQueue, costs: ExchangeCosts, mode: ExchangeMode
 ) -> ExchangeMode | None:
-    """How a request's KV gets there; never ``AUTO``. None: not known before a first transfer has measured the links,
+    """How a request's KV gets there; never ``AUTO``. None: not known before a first transfer has measured a link,
     which the others wait for, however long it takes: live meanwhile, they would slow every step until all of their KV
     has arrived. A fixed mode is obeyed, except that a request without a full block cannot run live: it is transferred.
     """
@@ -81,7 +81,9 @@ def choose_exchange(
         return ExchangeMode.TRANSFER if mode is ExchangeMode.LIVE and not request.can_run_live else mode
     transfer_s = _sending_s(request.link_bytes, queue.link_bytes, costs)
     if transfer_s is None:
-        return None if any(queue.link_bytes.values()) else ExchangeMode.TRANSFER
+        rate = costs.link_bytes_per_s
+        is_under_way = any(amount and rate(link) is None for link, amount in queue.link_bytes.items())
+        return None if is_under_way else ExchangeMode.TRANSFER
     own_s = _sending_s(request.link_bytes, {}, costs) or 0.0
     wait_s = max((costs.piece_s(link) for link in request.link_bytes), default=0.0)
     kept_out_s = request.num_kept_out * transfer_s
