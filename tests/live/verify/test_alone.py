@@ -92,12 +92,12 @@ def test_in_bfloat16_logits_have_the_same_bits_in_any_batch_chunk_stage_and_numb
 
 @needs_native
 def test_only_attention_in_parts_may_differ_and_is_counted_apart(model_dir: Path) -> None:
-    """Requests that ran live are told from those whose KV was sent, in one exchange that had both ways."""
-    setting = Setting(model_dir, "bfloat16", 96, seed=4, kernels="native")  # its lengths make auto choose all ways
+    """Requests that ran live are told from those whose KV was there before their next step, in one exchange."""
+    setting = Setting(model_dir, "bfloat16", 96, seed=4, kernels="native")
     reference = SoloReference(model_dir, "bfloat16", kernels="native")
-    outcome = verify.SCENARIOS["drop + exchange (auto)"](setting)
+    outcome = verify.SCENARIOS["drop + exchange (live)"](setting)
     assert 0 < sum(request.was_live for request in outcome.requests) < len(outcome.requests)
-    assert verify.compare("qwen3", "auto", outcome, reference, parts_apart=True).mismatches == 0
+    assert verify.compare("qwen3", "live", outcome, reference, parts_apart=True).mismatches == 0
 
 
 def test_a_difference_of_a_live_request_is_apart_only_where_it_is_asked_for() -> None:
