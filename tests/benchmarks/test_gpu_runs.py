@@ -22,7 +22,7 @@ from jettison.workload.conditions import capacities
 
 OPTIONS = argparse.Namespace(
     device="cpu", tiny=True, instances=2, seconds_a_policy=4.0, seed=0, trace=None, requests=5, rate=6.0, seconds=8.0,
-    overload_trigger="forecast",
+    overload_trigger="forecast", timeline=None,
 )
 
 
