@@ -282,6 +282,7 @@ class DoubleKind:
 
     goes_ahead = True
     keeps_rows = True
+    link_bytes_per_s = 2e9
 
     def check_addresses(self, budget_bytes, workspace_bytes, shape, sizes):
         pass

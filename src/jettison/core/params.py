@@ -95,8 +95,8 @@ class ClusterParams:
     planner: MergeStrategy = "throughput"
     """How far to merge: as little as suffices (KunServe v3), or until the added KV exceeds the first (v1)."""
     link_bytes_per_s: float = 1e9
-    """Expected rate of a pull between workers of one machine where there is no profile and no transfer has ended yet,
-    for the choice between pulling and not merging."""
+    """Expected rate of links between workers of one machine where there is no profile and no transfer has ended yet,
+    for the choice of merging, and of pulling for it."""
     machine_of: Mapping[WorkerId, MachineId] = field(default_factory=dict)
     """Which workers share a machine: drop plans prefer near partners and senders. Workers that are not named are alone;
     empty = all are as near to each other."""

@@ -28,6 +28,11 @@ class DeviceKind(Protocol):
         ``resumes_step``)."""
         ...
 
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Bytes per second that a link between two workers of one machine is taken to carry while none is measured."""
+        ...
+
     def check_addresses(self, budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
         """Raise BudgetError where no process here could reserve what such a device needs. What only a worker can tell
         is told at its start."""

@@ -17,6 +17,7 @@ class HostKind:
     goes_ahead = False
     """Its steps run on the thread that would prepare the next one."""
     keeps_rows = True
+    link_bytes_per_s = 1e9
 
     def check_addresses(self, budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
         """By reserving them, and giving them back."""

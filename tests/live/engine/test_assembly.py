@@ -8,6 +8,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from jettison.config import EngineConfig
+from jettison.core.load.pullrates import PullRates
+from jettison.device.kind_host import HostKind
 from jettison.device.model.create import create_model
 from jettison.errors import ConfigError
 from jettison.live.engine.assembly import assemble
@@ -30,6 +32,18 @@ def test_static_pipelines_take_instances_in_pairs_and_an_odd_one_stays_alone(
     instances: int, layers: list[tuple[int, int]], tmp_path: Path
 ) -> None:
     assert layers_of(tmp_path, 4, overload="pipeline", instances=instances) == layers
+
+
+@pytest.mark.parametrize("rate", [1e9, 2.5e9])
+def test_a_link_that_none_has_measured_carries_what_the_kind_of_device_says(
+    rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostKind, "link_bytes_per_s", rate)
+    folder = tmp_path / "model"
+    create_model(folder, arch="llama", layers=2, hidden=16, heads=2, kv_heads=1, max_position_embeddings=64)
+    made = assemble(EngineConfig.resolve(model=str(folder), memory="16MiB", instances=2))
+    core = made.build_core({0: 50, 1: 50}, b"s" * 16)
+    assert PullRates(core.state).slowest([0, 1]) == rate
 
 
 @pytest.mark.parametrize(("num_layers", "instances", "has"), [(4, 1, "--instances 1"), (1, 2, "one layer")])

@@ -232,6 +232,7 @@ class Assembly:
             self.config, num_host_slots=slots, profile=profile, machine_of=machine_of,
             has_profiled_links=has_profiled_links, loading_bytes_per_s=loading_bytes_per_s, start_s=start_s,
         )
+        params = replace(params, link_bytes_per_s=kind_of(self.worker_specs[0].back_end).link_bytes_per_s)
         if params.provision.num_at_start is not None:
             at_start = frozenset({*capacity_blocks, *missing})
             params = replace(params, provision=replace(params.provision, at_start=at_start))
