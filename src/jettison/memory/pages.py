@@ -25,7 +25,7 @@ remapping alone, which is rare: a handful of maps for each layer that stays.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -118,8 +118,8 @@ def plan_layout(
     retained = _retained(arenas, target, sizes)
     length = _arena_length(page_map, target, sizes, retained)
     mapped = page_map.shards()
-    dropped, new = mapped - target.shards, target.shards - mapped
-    added = [s for s in sizes.shard_pages if s in new]
+    dropped = mapped - target.shards
+    added = [s for s in sizes.shard_pages if s in target.shards and s not in mapped]
 
     serving = {layer: arenas.get(layer, ()) for layer in target.kv_layers.layers()}
     leaving = {layer: minus(had, retained.get(layer, ())) for layer, had in arenas.items() if layer not in serving}
@@ -137,8 +137,7 @@ def plan_layout(
         if line < length:
             supply.add_extents(clip(serving[layer], line, length))
 
-    homes = {s: home for s, home in page_map.homes.items() if s not in target.shards}
-    homes |= {s: Home(page_map.of(shard_owner(s)), True) for s in sizes.shard_pages if s in dropped}
+    homes = _homes_after(page_map, target, dropped, sizes)
     slabs, lent = _place_shards(added, own, sizes, supply, homes, mapped_at)
     staying = {s: page_map.of(shard_owner(s)) for s in sizes.shard_pages if s in mapped and s in target.shards}
     spans = retained | _fill(kept, length, lent, supply, mapped_at)
@@ -162,6 +161,14 @@ def plan_layout(
         homes=homes,
         kv_layers=target.kv_layers,
     )
+
+
+def _homes_after(
+    page_map: PageMap, target: LayoutSpec, dropped: Collection[ShardId], sizes: PageSizes
+) -> dict[ShardId, Home]:
+    """Of shards that are not in the target: those that are dropped leave one that is intact."""
+    homes = {s: home for s, home in page_map.homes.items() if s not in target.shards}
+    return homes | {s: Home(page_map.of(shard_owner(s)), True) for s in sizes.shard_pages if s in dropped}
 
 
 def _given_away(page_map: PageMap, dropped: Iterable[ShardId], leaving: Mapping[int, Extents]) -> RunSet:

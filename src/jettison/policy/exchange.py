@@ -22,7 +22,7 @@ LIVE_FROM_STEPS = 4.0
 RECOMPUTED_WEIGHT = 3.0
 """Of the predicted seconds of computing again, which shares its steps with decodes and lengthens the queue for requests
 that are not there yet. In simulated bursts (five cells, two seeds) the choice is within 1 % of sending everything on
-links of 10, 25 and 100 MB/s, where computing everything is up to 10 % worse; with 1 it was 1 to 2 % worse."""
+links of 10, 25 and 100 MB/s, where computing everything is up to 10 % worse; with a weight of 1, 1 to 2 %."""
 
 LinkId = tuple[WorkerId, WorkerId]
 """Source and destination."""

@@ -27,7 +27,7 @@ class PullRates:
         self._profiled = None if params.profiled_link is None else params.profiled_link[0]
         self._near = params.near_bytes_per_s
         # A link that is neither profiled nor measured has shared memory's rate, but only between workers of one
-        # machine: ``jettison profile`` measures such links, and without a profile they are assumed to carry 1 GB/s.
+        # machine: ``jettison profile`` measures such links, and without a profile the parameters have what to assume.
         self._shared_memory = params.link_bytes_per_s if profile is None else profile.link_bytes_per_s
         self._is_shared_memory = params.has_profiled_links
         """All links are shared memory: no worker is on another machine."""

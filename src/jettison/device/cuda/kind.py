@@ -22,8 +22,8 @@ class CudaKind:
     goes_ahead = True
     keeps_rows = False
     link_bytes_per_s = 2.4e9
-    """The least that an H200 showed under load, of two workers in turns (`docs/gpu.md`). With 1 GB/s a drop looked too
-    dear to be tried, so that none measured the link."""
+    """The least that an H200 showed under load, of two workers in turns (`docs/gpu.md`). If less is assumed, a
+    drop looks too dear to be tried, and none ever measures the link."""
 
     def check_addresses(self, budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
         """By counting them: the driver is not asked."""
