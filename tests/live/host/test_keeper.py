@@ -63,7 +63,7 @@ CHILD = textwrap.dedent("""
         flag = StepFlag.attach(config.flag_fd)
         while not flag.names(7):
             time.sleep(0.001)
-        return 7
+        return len(config.listen_fds) if what == "doors" else 7
 
     serve_forks(run, lambda: None)
 """)
@@ -102,12 +102,13 @@ async def ended(child):
 async def test_a_worker_listens_for_its_own_host_and_where_there_are_others_for_them(
     keeper, tmp_path, has_far_peers, num_doors
 ):
-    child = keeper.spawn(start_of(4, "exit", 2), Placement(), has_far_peers=has_far_peers)
+    child = keeper.spawn(start_of(4, "doors", 2), Placement(), has_far_peers=has_far_peers)
     assert child.addresses.near == f"unix:{tmp_path}/link-4.2"
     assert (child.addresses.far is not None) == has_far_peers
     if child.addresses.far is not None:
         host, port = child.addresses.far.removeprefix("tcp:").split(":")
         socket.create_connection((host, int(port)), 5).close()
+    child.abandon(7)
     assert await ended(child) == num_doors
     keeper.spawn(start_of(4, "exit", 3), Placement(), has_far_peers=False)
     assert [path.name for path in tmp_path.iterdir()] == ["link-4.3"], "older lives leave no name"
