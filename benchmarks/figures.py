@@ -372,9 +372,6 @@ def _verify(document: Document) -> str:
 
 @block("peers_16_64_5th")
 @block("peers_2048_5th")
-@block("peers_2048_64_5th")
-@block("peers_05b_5th")
-@block("peers_float32_5th")
 @block("peers_moe")
 @block("peers_beside")
 def _peers(document: Document) -> str:
