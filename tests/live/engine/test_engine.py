@@ -351,7 +351,7 @@ async def test_a_bug_that_is_not_one_request_s_fails_the_engine(
             raise RuntimeError("a bug")
 
         told: list[object] = []
-        engine.on_bug = lambda: told.append((engine.state, list(engine._streams)))
+        engine.on_bug = lambda: told.append((engine.state, list(engine._streams.ids)))
         engine.on_failure = lambda: told.append(engine.state)
         stream = engine.submit(request("first", [1, 2, 3], 100))
         monkeypatch.setattr(Group, "commit", broken)

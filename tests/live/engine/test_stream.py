@@ -9,9 +9,10 @@ import pytest
 from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.requests import RequestState
+from jettison.errors import JettisonError
 from jettison.live.engine.api import TokenEvent
 from jettison.live.engine.engine import Engine
-from jettison.live.engine.stream import Stream, events_of
+from jettison.live.engine.stream import OpenStreams, Stream, events_of
 from jettison.types import FinishReason, Request, SampledToken, SamplingParams
 
 
@@ -52,8 +53,9 @@ async def test_a_token_that_cannot_be_told_ends_all_streams() -> None:
     engine = Engine(EngineConfig.resolve(model="nowhere", memory="64MiB"))
     states = [RequestState(Request(name, (1,), SamplingParams(), 0), 0) for name in ("a", "b")]
     streams = [Broken(0), Stream(0)]
-    engine._streams |= {state.request_id: stream for state, stream in zip(states, streams, strict=True)}
-    engine._on_emit(ports.EmitTokens(states, [SampledToken(4), SampledToken(5)]))
+    for state, stream in zip(states, streams, strict=True):
+        engine._streams.open(state.request_id, stream)
+    engine._streams.on_emit(ports.EmitTokens(states, [SampledToken(4), SampledToken(5)]))
     await asyncio.sleep(0)
     ends = [[event.finish_reason for event in iter(stream.take, None)] for stream in streams]
     assert ends == [[FinishReason.ERROR], [FinishReason.ERROR]] and engine.state == "failed"
@@ -61,21 +63,34 @@ async def test_a_token_that_cannot_be_told_ends_all_streams() -> None:
 
 async def test_tokens_are_told_in_the_next_turn_and_an_end_never_before_them() -> None:
     """So that workers which answer in one turn have their next steps before any client its token."""
-    engine = Engine(EngineConfig.resolve(model="nowhere", memory="64MiB"))
+    opened = OpenStreams(lambda: pytest.fail("a bug"))
     states = [RequestState(Request(name, (1,), SamplingParams(), 0), 0) for name in ("a", "b")]
     streams = {state.request_id: Stream(0) for state in states}
-    engine._streams |= streams
+    for name, stream in streams.items():
+        opened.open(name, stream)
 
     def read(name: str) -> list[int]:
         return [token.token_id for event in iter(streams[name].take, None) for token in event.tokens]
 
-    engine._on_emit(ports.EmitTokens(states, [SampledToken(4), SampledToken(5)]))
-    engine._on_emit(ports.EmitTokens(states[:1], [SampledToken(6)]))
-    assert not any(stream.num_unread for stream in streams.values())
+    opened.on_emit(ports.EmitTokens(states, [SampledToken(4), SampledToken(5)]))
+    opened.on_emit(ports.EmitTokens(states[:1], [SampledToken(6)]))
+    assert not any(opened.num_unread(name) for name in streams)
     await asyncio.sleep(0)
     assert (read("a"), read("b")) == ([4, 6], [5])
-    engine._on_emit(ports.EmitTokens(states, [SampledToken(7), SampledToken(8)]))
-    engine._on_emit(ports.Emit("b", (SampledToken(9),), FinishReason.STOP, state=states[1]))
+    opened.on_emit(ports.EmitTokens(states, [SampledToken(7), SampledToken(8)]))
+    opened.on_emit(ports.Emit("b", (SampledToken(9),), FinishReason.STOP, state=states[1]))
     assert (read("a"), read("b")) == ([7], [8, 9])
     await asyncio.sleep(0)
     assert not any(stream.num_unread for stream in streams.values())
+    assert list(opened.ids) == ["a"] and not opened.none.is_set() and opened.num_unread("b") == 0
+    opened.fail_all("the server is shutting down")
+    assert not opened.ids and opened.none.is_set()
+    last = streams["a"].take()
+    assert last is not None and (last.finish_reason, last.error) == (FinishReason.ERROR, "the server is shutting down")
+
+
+def test_an_id_is_open_once() -> None:
+    opened = OpenStreams(lambda: None)
+    opened.open("a", Stream(0))
+    with pytest.raises(JettisonError, match="request id a is in use"):
+        opened.open("a", Stream(0))

@@ -19,7 +19,7 @@ from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.cost.deployment import deployment_to_document
 from jettison.device.model.identity import WeightsIdentity
-from jettison.errors import JettisonError, NotReadyError, OverCapacityError, RequestError, TooLongError
+from jettison.errors import NotReadyError, OverCapacityError, RequestError, TooLongError
 from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, LogPart, RequestTimings, TokenEvent
 from jettison.live.engine.assembly import Assembly, assemble
 from jettison.live.engine.crew import Crew
@@ -35,7 +35,7 @@ from jettison.live.engine.provisioner import Provisioner
 from jettison.live.engine.restart import Restarter
 from jettison.live.engine.snapshot import take_snapshot
 from jettison.live.engine.spawner import Spawner, machines_of
-from jettison.live.engine.stream import Stream, events_of
+from jettison.live.engine.stream import OpenStreams, Stream, events_of
 from jettison.live.engine.suspects import Suspects
 from jettison.live.engine.takeover import agree_on_weights, fill_kept, missing_of
 from jettison.live.engine.warmup import WarmUp
@@ -45,7 +45,7 @@ from jettison.live.wire.heartbeat import Patience
 from jettison.policy.refusal import why_too_long
 from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
 from jettison.report.timeline import Timeline
-from jettison.types import FinishReason, Request, RequestId, ServiceClass, WorkerId
+from jettison.types import Request, RequestId, ServiceClass, WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +73,7 @@ class Engine:
         self._must_serve = must_serve
         self._heritage = heritage
         self._state: EngineState = "loading"
-        self._streams: dict[RequestId, Stream] = {}
-        self._untold: list[ports.EmitTokens] = []
-        """Tokens that the next turn of the loop tells."""
+        self._streams = OpenStreams(lambda: self._fail("internal error in telling tokens", is_bug=True))
         self._assembly: Assembly | None = None
         self._info: EngineInfo | None = None
         self._crew: Crew | None = None
@@ -91,8 +89,6 @@ class Engine:
         """What the workers have read at the start, and serve."""
         self._weights_digest: str | None = None
         self._own_products = OwnProducts()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self.timeline = Timeline() if config.server.timeline is not None else None
         """What is written at the end, as it is now."""
         self.event_log: deque[ports.Record] = deque(maxlen=MAX_EVENT_LOG)
@@ -156,7 +152,8 @@ class Engine:
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
         driver = CoreDriver(
-            core, encoder, self._crew.send, self._crew.abandon, self._on_emit, self._on_record, observer=self.timeline)
+            core, encoder, self._crew.send, self._crew.abandon, self._streams.on_emit, self._on_record,
+            observer=self.timeline)
         driver.provision = self._provisioner.carry_out
         if all(event.kept is None for event in ready):  # others are warm, and clients wait
             self._warm_up = warm_up = WarmUp(assembly, ready, self._crew.send)
@@ -183,7 +180,7 @@ class Engine:
         if self._state in ("ready", "loading"):
             self._state = "draining"
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            await asyncio.wait_for(self._streams.none.wait(), timeout_s)
         except TimeoutError:
             return False
         return True
@@ -197,7 +194,7 @@ class Engine:
             self._ticker = None
         if self._state != "failed":
             self._state = "draining"
-        self._fail_open_streams("the server is shutting down")
+        self._streams.fail_all("the server is shutting down")
         if self._restarter is not None:
             await self._restarter.close()
         if self._crew is not None:
@@ -269,10 +266,7 @@ class Engine:
         if not is_further and request.service_class is ServiceClass.ONLINE:
             self.check_queue(request.tenant)
         self._check(request)
-        if request.request_id in self._streams:
-            raise JettisonError(f"request id {request.request_id} is in use")
-        self._streams[request.request_id] = stream
-        self._idle.clear()
+        self._streams.open(request.request_id, stream)
         self._handle(ports.Arrived(request))
 
     def check_queue(self, tenant: str, num_arriving: int = 0) -> None:
@@ -315,8 +309,7 @@ class Engine:
 
     def num_unread(self, request_id: RequestId) -> int:
         """See ``EngineClient.num_unread``."""
-        stream = self._streams.get(request_id)
-        return 0 if stream is None else stream.num_unread
+        return self._streams.num_unread(request_id)
 
     def timings(self, request_id: RequestId) -> RequestTimings | None:
         """See ``EngineClient.timings``."""
@@ -395,9 +388,9 @@ class Engine:
             logger.exception("the core's books do not agree without request %s", request_id)
             return False
         live = core.state.requests
-        if any(name not in live or live[name].is_finished for name in self._streams if name != request_id):
+        if any(name not in live or live[name].is_finished for name in self._streams.ids if name != request_id):
             return False
-        self._on_emit(ports.Emit(request_id, (), FinishReason.ERROR, None, "the request could not be scheduled"))
+        self._streams.fail(request_id, "the request could not be scheduled")
         return True
 
     def _on_worker_event(self, worker_id: WorkerId, event: m.Event) -> None:
@@ -456,51 +449,9 @@ class Engine:
         self.failure = reason
         if self.on_failure is not None:
             self.on_failure()
-        self._fail_open_streams("the engine failed; the request was not completed")
-
-    def _fail_open_streams(self, message: str) -> None:
-        for request_id in list(self._streams):
-            self._on_emit(ports.Emit(request_id, (), FinishReason.ERROR, None, message))
+        self._streams.fail_all("the engine failed; the request was not completed")
 
     def _on_record(self, record: ports.Record) -> None:
         (self._preempted_log if record.kind == "preempted" else self.event_log).append(record)
         if self._driver is not None:
             log_move(record, self._driver.core)
-
-    def _on_emit(self, emit: ports.EmitTokens | ports.Emit) -> None:
-        """Tokens of requests that go on are told when all workers that have answered meanwhile have their next steps;
-        an end tells them first."""
-        if isinstance(emit, ports.Emit):
-            self._tell_tokens()
-            self._on_end(emit)
-            return
-        if not self._untold:
-            asyncio.get_running_loop().call_soon(self._tell_tokens)
-        self._untold.append(emit)
-
-    def _tell_tokens(self) -> None:
-        untold, self._untold = self._untold, []
-        try:
-            for emit in untold:
-                for state, token in zip(emit.states, emit.tokens, strict=True):
-                    if (stream := self._streams.get(state.request_id)) is not None:
-                        stream.put_token(token, state)
-        except Exception:  # no stream may go on without one of its tokens
-            logger.exception("tokens could not be told")
-            self._fail("internal error in telling tokens", is_bug=True)
-
-    def _on_end(self, emit: ports.Emit) -> None:
-        stream = self._streams.get(emit.request_id)
-        if stream is None:
-            return
-        state = emit.state
-        event = TokenEvent(list(emit.tokens), emit.finish_reason, emit.stop_token_id, emit.error)
-        if state is not None:
-            stream.with_prompt(event, state)
-        if emit.finish_reason is not None:
-            stream.ended = True
-            del self._streams[emit.request_id]
-            if not self._streams:
-                self._idle.set()
-            event.timings = stream.timings if state is None else stream.timings.note(state)
-        stream.put(event)
