@@ -13,13 +13,16 @@ import pytest
 from jettison.errors import JettisonError, LinkDownError
 from jettison.live.engine import host_door
 from jettison.live.engine.host_door import HostDoor
+from jettison.live.engine.host_server import HostServer
 from jettison.live.host.far_keeper import FarKeeper
 from jettison.live.wire import host_orders as h
 from jettison.live.wire.channel import MessageBuffer, framed
+from jettison.live.wire.lease import LeaseTimes
 from jettison.transport.authority import Authority
 from jettison.transport.handshake import CONTROLLER, Identity
-from jettison.transport.tls import dialling_context, keeper_identity
-from waiting import PATIENCE_S
+from jettison.transport.sockets import parse_address
+from jettison.transport.tls import control_context, dialling_context, keeper_identity
+from waiting import PATIENCE_S, until
 
 OURS, OTHERS = Authority(), Authority()
 TOKEN = b"t" * 32
@@ -116,6 +119,23 @@ async def test_a_keeper_obeys_no_other_controller():
 async def test_a_keeper_that_is_dismissed_is_not_let_in(desk):
     desk.server.dismiss(keeper_identity(3, 1))
     await refused(desk, desk.post(), papers())
+
+
+async def test_a_keeper_that_is_dismissed_between_its_certificate_and_its_proof_does_not_stay(desk):
+    server = HostServer(LeaseTimes.of(600.0))
+    server.expect(desk.post())
+    address = server.start("tcp:127.0.0.1:0", control_context(OURS.papers_for(CONTROLLER), is_open=False))
+    reader, writer = await asyncio.open_connection(*parse_address(address)[1:], ssl=dialling_context(papers()))
+    await until(lambda: server.unproven)
+    server.dismiss(keeper_identity(4, 1))
+    assert server.unproven, "another one"
+    server.dismiss(keeper_identity(3, 1))
+    assert not server.unproven and not server.expected, "its proof would let it in"
+    with contextlib.suppress(OSError):
+        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+    assert not server._connections
+    writer.close()
+    server.close()
 
 
 async def test_words_that_are_none_end_a_keeper(desk):

@@ -85,8 +85,9 @@ class HostServer:
     def dismiss(self, keeper: Identity) -> None:
         """Hang up, which ends the keeper and its workers, and let it in no more. ``Lost`` is told if it was there."""
         self.expected.pop(name_of(keeper), None)
-        if keeper in self._connections:
-            self._connections[keeper].end("it is not needed any more")
+        for connection in (*self.unproven, *self._connections.values()):
+            if connection.keeper == keeper:
+                connection.end("it is not needed any more")
 
     def taken(self, address: str) -> h.DoorTaken:
         """What there is for a later controller. Keepers that were on their way, with what brought them gone, are let in
