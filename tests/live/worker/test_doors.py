@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import select
 import socket
@@ -19,13 +20,15 @@ from jettison.live.worker.activations import OutgoingActivation
 from jettison.live.worker.doors import Doors
 from jettison.live.worker.failpoints import nowhere
 from jettison.live.worker.peers import DOORS, Peers
+from jettison.transport import sockets
+from jettison.transport.authority import Authority
 from jettison.transport.dialling import PATIENCE_NS, PAUSE_NS, Dialling
 from jettison.transport.handshake import Identity, Purpose
 from jettison.transport.inproc import InProcessLink
 from jettison.transport.shm import ShmLink
 from jettison.transport.sockets import listening_socket
 from jettison.transport.tcp import TcpLink
-from jettison.transport.tls import Credentials
+from jettison.transport.tls import Credentials, TlsContexts
 from jettison.types import LayerRange
 from waiting import PATIENCE_S
 
@@ -127,6 +130,48 @@ def test_a_connection_that_waits_for_a_descriptor_is_looked_at_now_and_then_and_
         assert is_ready(doors, PATIENCE_S) and not doors.accept(lambda _: True) and doors.is_opening
         assert not is_ready(doors)
     assert is_ready(doors, PATIENCE_S), "the caller has gone"
+    doors.close()
+
+
+def test_peers_of_the_same_host_are_not_paced(tmp_path):
+    tmp_path.chmod(0o700)
+    sock, authority, me = listening_socket(f"unix:{tmp_path}/0", seqpacket=True), Authority(), Identity(0, 0)
+    doors = Doors([sock], Credentials(SECRET, me, TlsContexts(authority.papers_for(me))), bulk_bytes=1 << 16,
+                  coordinate=True, bytes_per_s=None, clock_ns=lambda: 0)  # fmt: skip
+    with contextlib.ExitStack() as callers:
+        for _ in range(sockets._BURST + 2):
+            callers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)).connect(f"{tmp_path}/0")
+        assert doors.accept(lambda _: True) == [] and doors.is_opening
+        assert len(doors._acceptors[0].filenos()) == sockets._BURST + 3
+        callers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)).connect(f"{tmp_path}/0")
+        assert is_ready(doors, PATIENCE_S) and doors.accept(lambda _: True) == []
+        assert len(doors._acceptors[0].filenos()) == sockets._BURST + 4 and doors._acceptors[0].pause_s == 0
+    doors.close()
+
+
+def test_strangers_without_a_pause_do_not_keep_a_worker_awake(monkeypatch):
+    now_ns, sock = [0], listening_socket("tcp:127.0.0.1:0")
+    authority, me = Authority(), Identity(0, 0)
+    doors = Doors([sock], Credentials(SECRET, me, TlsContexts(authority.papers_for(me))), bulk_bytes=1 << 16,
+                  coordinate=True, bytes_per_s=None, clock_ns=lambda: now_ns[0])  # fmt: skip
+    monkeypatch.setattr(sockets, "_PAUSE_S", 1e6)
+    with contextlib.ExitStack() as strangers:
+        for _ in range(sockets._BURST + 2):
+            strangers.enter_context(socket.create_connection(sock.getsockname()))
+        while len(doors._acceptors[0].filenos()) <= sockets._BURST:
+            assert is_ready(doors, PATIENCE_S) and not doors.accept(lambda _: True)
+        assert not is_ready(doors), "two wait, and the worker sleeps"
+        now_ns[0] += 2 * 10**15
+        monkeypatch.setattr(sockets, "_PAUSE_S", 1e-3)
+        doors.accept(lambda _: True)
+        assert len(doors._acceptors[0].filenos()) == 3, "those whose time was over are gone, and the two taken"
+        monkeypatch.setattr(sockets, "_BURST", 1)
+        for _ in range(2):
+            strangers.enter_context(socket.create_connection(sock.getsockname()))
+        while len(doors._acceptors[0].filenos()) < 5:
+            assert is_ready(doors, PATIENCE_S), "the end of a pause wakes it"
+            now_ns[0] += 10**6
+            doors.accept(lambda _: True)
     doors.close()
 
 

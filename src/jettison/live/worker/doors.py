@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import select
 import socket
 import time
@@ -28,11 +29,9 @@ log = logging.getLogger(__name__)
 
 _PAGE = 4096
 PATIENCE_S = 300.0
-"""For how long a connecting peer may say nothing. It serves no link while it computes: as long as a step may take
-(``worker_step_timeout``'s default)."""
+"""For how long a connecting peer may say nothing, once it has shown its certificate. It serves no link while it
+computes: as long as a step may take (``worker_step_timeout``'s default)."""
 _ACTIVATION_BYTES = SlotGeometry().activation_bytes
-RETRY_NS = 200_000_000
-"""Until a connection for which there was no descriptor is looked at again."""
 
 
 class Doors:
@@ -75,7 +74,7 @@ class Doors:
 
     @property
     def is_opening(self) -> bool:
-        """Whether a peer is connecting."""
+        """Whether a peer is connecting. Many strangers are not taken for peers."""
         return any(acceptor.has_pending for acceptor in self._acceptors)
 
     def dial(self, peer: PeerAddress) -> Link:
@@ -154,15 +153,18 @@ class Doors:
 
     def _watch(self) -> None:
         """Bring the epoll set up to date; closed descriptors have left it by themselves."""
+        pauses_ns = []
         for acceptor in self._acceptors:
             fds = acceptor.filenos()
-            if acceptor.lacks_descriptor:
+            pause_s = acceptor.pause_s
+            pauses_ns.append(math.ceil(1e9 * pause_s))
+            if pause_s:
                 with contextlib.suppress(FileNotFoundError):
                     self._epoll.unregister(fds.pop(0))
             for fd in fds:
                 with contextlib.suppress(FileExistsError):
                     self._epoll.register(fd, select.EPOLLIN)
-        self._retry.set(RETRY_NS if any(acceptor.lacks_descriptor for acceptor in self._acceptors) else 0)
+        self._retry.set(min(filter(None, pauses_ns), default=0))
 
 
 def _is_hung_up(sock: Wire) -> bool:
