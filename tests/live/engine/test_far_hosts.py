@@ -155,7 +155,9 @@ async def test_a_start_may_be_given_up_before_a_host_is_found():
     async with HostsStage() as now:
         now.die(0)
         now.spawner._placer.signal(0, signal.SIGKILL)
-        await now.until(lambda: now.exits and now.spawner._keepers[0].is_over)
+        await now.until(lambda: now.exits)
+        while not now.spawner._keepers[0].is_over:
+            await asyncio.sleep(0.001)
         restart = asyncio.create_task(now.crew.restart(0))
         while now.crew.life(0) == 0:
             await asyncio.sleep(0)
