@@ -91,7 +91,10 @@ def serve(tokenizer, num_fronts, tmp_path_factory):
     """``async with serve(engine, ...) as served``: over a real uvicorn on a free port."""
 
     @asynccontextmanager
-    async def serving(engine, *, shutdown_timeout_s=5.0, on_drain=None, tokenizer=tokenizer, batches=None, **settings):
+    async def serving(
+        engine, *, shutdown_timeout_s=5.0, on_drain=None, tokenizer=tokenizer, batches=None, orphan_timeout_s=0.0,
+        **settings,
+    ):
         settings = ServerSettings(**({"model_names": ("fake", "alias"), "default_seed": 1} | settings))
         app = create_app(engine, tokenizer, settings, batches)
         if batches is not None:
@@ -103,7 +106,8 @@ def serve(tokenizer, num_fronts, tmp_path_factory):
             options["shutdown_timeout_s"] = shutdown_timeout_s
             if num_fronts:
                 folder = tmp_path_factory.mktemp("fronts")
-                served.fronts = InProcessFronts(served.state, engine, tokenizer, num_fronts, folder)
+                served.fronts = InProcessFronts(
+                    served.state, engine, tokenizer, num_fronts, folder, orphan_timeout_s)
                 served.finished = asyncio.create_task(served.fronts.run(partial(run_on, app, **options), started))
             else:
                 served.finished = asyncio.create_task(

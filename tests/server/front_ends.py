@@ -17,13 +17,15 @@ from jettison.server.sockets import open_socket
 class InProcessFronts:
     """So many front ends of one server, all on one port."""
 
-    def __init__(self, state, engine, tokenizer, number, folder):
+    def __init__(self, state, engine, tokenizer, number, folder, orphan_timeout_s=0.0):
         self.desk = FrontDesk(state, engine, lambda front, why: self.lost.append((front.id, why)))
         self.desk.num_wanted = number
         self.states = {}
         self.channels = {}
         self.lost = []
         self.port = 0
+        self._orphan_timeout_s = orphan_timeout_s
+        self._sockets = {}
         self._tokenizer = tokenizer
         self._path = str(folder / "http")
         self._settings = divided(state.settings, number)
@@ -43,12 +45,10 @@ class InProcessFronts:
 
     async def add(self, front):
         """Begin one."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        theirs.setblocking(False)
+        self._sockets[front] = asyncio.Queue()
         listener = open_socket("127.0.0.1", self.port, is_shared=True)
         self.port = listener.getsockname()[1]
-        await self.desk.hub.add(front, ours)
+        await self.connect(front)
         settings, serves = self._settings, asyncio.get_running_loop().create_future()
 
         def state(engine):
@@ -59,9 +59,25 @@ class InProcessFronts:
             return made
 
         async def connect(channel):
-            await asyncio.get_running_loop().create_connection(lambda: channel, sock=theirs)
+            sock = await self._sockets[front].get()
+            await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)
 
         serving = serve_front(
-            RemoteEngine(), state, self._path, connect, listener, w.Hello(front, 0), lambda: serves.set_result(None))
+            RemoteEngine(self._orphan_timeout_s), state, self._path, connect, listener, w.Hello(front, 0),
+            lambda: serves.set_result(None))
         self._tasks.append(asyncio.create_task(serving))
         await serves
+
+    async def connect(self, front):
+        """Have the controller serve it."""
+        ours, theirs = socket.socketpair()
+        for each in (ours, theirs):
+            each.setblocking(False)
+        await self.desk.hub.add(front, ours)
+        self._sockets[front].put_nowait(theirs)
+
+    async def part(self, front):
+        """As where the controller is killed; the next to ``connect`` is the same one, which has none of it."""
+        lost = self.desk.hub.fronts[front]
+        lost.channel.hang_up("killed")
+        await lost.gone.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import re
 from contextlib import AsyncExitStack
 
 import httpx
@@ -19,7 +20,7 @@ from served import eventually, sse_events, trust
 from jettison.errors import KeyLimitError
 from jettison.server.completions import CompletionEndpoint
 from jettison.server.cors import CorsSettings
-from jettison.server.fronts import forward
+from jettison.server.fronts import forward, front
 from jettison.server.fronts.start import CARRIED, carried, divided, settings_of
 from jettison.server.settings import ServerSettings
 
@@ -330,3 +331,76 @@ def test_bounds_of_memory_are_divided_and_those_of_descriptors_are_each_process_
         assert part.max_buffered_bytes == whole.max_buffered_bytes // number
         assert part.max_connections == 51, "each may need a second descriptor for its way to the controller"
     assert divided(ServerSettings(("a",)), 2).max_connections is None
+
+
+DOORS = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"model": "fake", "prompt": ["hi", "ho"], "n": 2, "max_tokens": 4, "temperature": 0},
+    "/v1/responses": {"model": "fake", "input": "hi", "max_output_tokens": 16},
+    "/v1/messages": CHAT,
+}
+
+
+async def told_in_two_parts(served, path, document, at_half):
+    """The answer to a request of which the controller hears before its body has come."""
+    body, rest = json.dumps(document).encode(), asyncio.Event()
+
+    async def parts():
+        yield body[:5]
+        await rest.wait()
+        yield body[5:]
+
+    asking = asyncio.create_task(
+        served.http.post(served.url + path, content=parts(), headers={"content-type": "application/json"}))
+    await at_half()
+    rest.set()
+    return asking
+
+
+@pytest.mark.parametrize("num_fronts", [1], indirect=True)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", DOORS)
+async def test_requests_wait_at_every_door_for_the_next_controller(serve, path, stream):
+    """One that was let in and comes to the engine while there is no controller, and one that comes meanwhile."""
+    engine, document = FakeEngine(bytes_of("abcd")), DOORS[path] | {"stream": stream}
+    async with serve(engine, orphan_timeout_s=1000.0) as served:
+        expected = await served.post(path, document)
+        num_before, remote = len(engine.accepted), served.fronts.states[0].engine
+
+        async def let_in_and_parted():
+            await eventually(lambda: served.state.admission.num_active == 1)
+            await served.fronts.part(0)
+
+        early = await told_in_two_parts(served, path, document, let_in_and_parted)
+        late = asyncio.create_task(served.post(path, document))
+        # The early one waits for its first token, or with several choices for their places.
+        await eventually(lambda: bool(remote.open_requests) + remote.num_asked == 2)
+        assert len(engine.accepted) == num_before and not early.done() and not late.done()
+        await served.fronts.connect(0)
+        for answer in await asyncio.gather(early, late):
+            assert answer.status_code == 200 and shown(answer) == shown(expected)
+        await eventually(lambda: not served.state.admission.num_active and not served.state.far_generations)
+
+
+def shown(answer):
+    """All that an answer says, but for its ids and times."""
+    return re.findall(r'"(?:text|content|delta|finish_reason|stop_reason)":"([^"]*)"', answer.text)
+
+
+@pytest.mark.parametrize("num_fronts", [1], indirect=True)
+async def test_requests_that_wait_in_vain_for_the_next_controller_are_told_so_and_are_bounded(serve, monkeypatch):
+    engine = FakeEngine()
+    async with serve(engine, orphan_timeout_s=1000.0) as served:
+        remote = served.fronts.states[0].engine
+        await served.fronts.part(0)
+        waiting = asyncio.create_task(served.completion())
+        await eventually(lambda: remote.num_asked == 1)
+        monkeypatch.setattr(front, "MOST_WAITING", 1)
+        assert (await served.completion()).status_code == 503
+        assert not waiting.done()
+        remote._end_all()  # as when the time is up
+        assert (await waiting).status_code == 503
+        assert (await served.completion()).status_code == 503
+        await served.fronts.connect(0)
+        await eventually(lambda: remote.state == "ready")
+        assert (await served.completion()).status_code == 200

@@ -227,22 +227,55 @@ async def begun(remote, controller, name="a", length=9, **params):
     return events
 
 
-async def test_while_no_controller_is_ready_new_requests_are_refused_and_streams_wait():
+async def test_while_no_controller_is_ready_streams_wait_and_what_is_submitted_does(monkeypatch):
+    monkeypatch.setattr(remote_engine, "MOST_RETURNS", 0)  # one that waited has met no death
     remote = remote_engine_with()
     controller = Controller(remote)
-    events = await begun(remote, controller)
     controller.die()
-    assert remote.state == "loading" and not events.is_ended
-    with pytest.raises(NotReadyError):
-        remote.submit(request("b", 3))
+    early = remote.submit(request("b", 3))
     later = Controller(remote, Engine("loading"))
-    assert remote.state == "loading" and not later.engine.requests
+    further = [remote.submit(request(name, 3), is_further=True) for name in ("b-2", "b-3")]
+    left = remote.submit(request("c", 3))
+    await left.aclose()
+    later.deliver()
+    assert remote.state == "loading" and not later.engine.requests and not early.is_accepted
     later.engine.state = "ready"
     later.hub.tell_all()
     later.deliver()
-    assert remote.state == "ready" and later.engine.requests["a"].resumed == tuple(tokens_of("a", 2))
+    assert remote.state == "ready" and list(later.engine.requests) == ["b", "b-2", "b-3"]
+    assert all(each.prompt_token_ids == (1, 2, 3) for each in later.engine.requests.values())
+    while later.engine.open:
+        later.engine.step()
+    later.deliver()
+    for events in (early, *further):
+        await events.accepted()
+        got = await all_of(events)
+        assert [token.token_id for event in got for token in event.tokens] == tokens_of(events.request.request_id, 3)
+    assert (await all_of(left))[-1].finish_reason is FinishReason.CANCELLED
     later.die()
     remote.give_up()
+
+
+async def test_what_waited_in_vain_for_a_controller_is_refused_and_nothing_waits_any_more():
+    remote = remote_engine_with(0.001)
+    controller = Controller(remote)
+    controller.die()
+    assert remote.awaits_next
+    events = remote.submit(request("a", 3))
+    with pytest.raises(NotReadyError):
+        await events.accepted()
+    assert not remote.awaits_next and not remote.open_requests
+    with pytest.raises(NotReadyError):
+        remote.submit(request("b", 3))
+    with pytest.raises(NotReadyError):
+        await remote.asked(lambda ask: w.Ask(ask, "x", w.packed(1)))
+    later = Controller(remote)
+    again = await begun(remote, later, "b", 2)
+    assert (await all_of(again))[-1].finish_reason is FinishReason.LENGTH
+    later.die()
+    assert remote.awaits_next
+    remote.give_up()
+    assert not remote.awaits_next
 
 
 async def test_what_ends_meanwhile_ends_here():

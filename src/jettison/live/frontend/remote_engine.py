@@ -4,8 +4,9 @@ Nothing is decided here. The controller accepts or refuses, and its word on a re
 hears. A stream keeps its request and the tokens that came, which is all that a later controller needs to go on with it.
 
     HERE --the channel ends--> AWAY --a later controller says that it is ready--> HERE
+                                |--a request or a question comes: it waits
                                 |--a stream is cancelled or finished: it ends here
-                                '--``orphan_timeout_s``: streams end with an error, and new ones wait for the next
+                                '--``orphan_timeout_s``: what waits ends with an error, and nothing waits any more
 
 What a controller said last is in the socket when it dies, and is read before the end; a message that it had not
 written whole does not count. So the tokens that a stream has are what its client gets, and the later controller is
@@ -170,6 +171,7 @@ class RemoteEngine:
         """Whether the controller is gone and the next one is not ready."""
         self._is_connected = True
         self._patience: asyncio.TimerHandle | None = None
+        """While the next controller is waited for."""
         self._status: w.Status | None = None
         self._streams: dict[int, RemoteEvents] = {}
         self._numbers: dict[RequestId, int] = {}
@@ -221,9 +223,8 @@ class RemoteEngine:
 
     def submit(self, request: Request, *, is_further: bool = False) -> RemoteEvents:
         """See ``EngineClient``. What it raises there but for NotReadyError is raised by ``accepted`` of what is
-        returned."""
-        if self.is_lost or self.is_away:
-            raise NotReadyError(f"the engine is {self.state}")
+        returned: NotReadyError too, where the request has waited in vain for the next controller."""
+        self._refuse_if_given_up()
         try:
             request.cache_salt.encode()
         except UnicodeEncodeError:  # no text for the channel either
@@ -232,6 +233,9 @@ class RemoteEngine:
         number = self._num_streams
         events = self._streams[number] = RemoteEvents(self, request, is_further=is_further)
         self._numbers[request.request_id] = number
+        if self.is_away:  # it goes with all others (``_come_back``), to the first controller that it has
+            events.num_returns = -1
+            return events
         said = self._said_prompt
         if is_further and said is not None and said[1] is request.prompt_token_ids:
             self.channel.say(w.Submit(number, replace(request, prompt_token_ids=()), is_further, said[0]))
@@ -291,8 +295,7 @@ class RemoteEngine:
     async def asked(self, make: Callable[[int], w.FromFront]) -> w.Answer:
         """The answer to a message that ``make`` makes of the number of the question; that of the next controller where
         this one has ended. Raises NotReadyError where none comes."""
-        if self.is_lost:
-            raise NotReadyError(GONE)
+        self._refuse_if_given_up()
         self._num_asks += 1
         ask, message = self._num_asks, make(self._num_asks)
         future: asyncio.Future[w.Answer] = asyncio.get_running_loop().create_future()
@@ -305,6 +308,21 @@ class RemoteEngine:
             del self._asks[ask]
         self._note_place(message, answer)
         return answer
+
+    @property
+    def awaits_next(self) -> bool:
+        """Whether what comes now waits for the next controller."""
+        return self._patience is not None
+
+    @property
+    def num_asked(self) -> int:
+        """Questions without an answer."""
+        return len(self._asks)
+
+    def _refuse_if_given_up(self) -> None:
+        """Raises NotReadyError where there is no controller, and the next one is late or will not come."""
+        if self.is_lost or (self.is_away and not self.awaits_next):
+            raise NotReadyError(GONE)
 
     def _note_place(self, message: w.FromFront, answer: w.Answer) -> None:
         if answer.refusal is not None and not answer.is_full:
@@ -433,8 +451,7 @@ class RemoteEngine:
     def _come_back(self) -> None:
         """Hand everything that is open to the controller that is ready now: places, streams, questions."""
         self.is_away, self._said_prompt = False, None
-        if self._patience is not None:
-            self._patience.cancel()
+        self._end_patience()
         for number, (tenant, num_choices) in self._places.items():
             self.channel.say(w.Return(number, tenant, num_choices))
         for number, events in list(self._streams.items()):
@@ -459,11 +476,21 @@ class RemoteEngine:
 
     def _end_all(self) -> None:
         """Nothing that is open goes on."""
-        for number in list(self._streams):
-            self._end(number, TokenEvent([], FinishReason.ERROR, error=LOST))
+        self._end_patience()
+        for number, events in list(self._streams.items()):
+            if events.is_accepted:
+                self._end(number, TokenEvent([], FinishReason.ERROR, error=LOST))
+            else:
+                self._forget(number)
+                events.refuse(NotReadyError(GONE))
         for _, future in self._asks.values():
             if not future.done():
                 future.set_exception(NotReadyError(GONE))
+
+    def _end_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
 
 def _call(hook: Callable[..., None] | None, *arguments: object) -> None:

@@ -221,6 +221,7 @@ class FrontDesk:
                 self._counts[front] = _read(body, Observed)
             case t.BEGAN:
                 began = _read(body, t.Began)
+                self._over(front, began.request_id)  # told again, where it began before this controller was ready
                 generation = FarGeneration(self.hub, self._engine, front, began)
                 self._under_way[front, began.request_id] = generation
                 state.far_generations.add(generation)

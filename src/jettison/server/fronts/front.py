@@ -43,6 +43,10 @@ OWN_PATHS = frozenset({
 })  # fmt: skip
 """Paths whose POST is answered here."""
 
+MOST_WAITING = 1000
+"""Requests that wait here for the next controller to let them in. Those whose clients have left count, too: no
+connection bounds their number."""
+
 
 class FarArrival(Arrival):
     """A request whose place is in the controller. What its body may take is bounded here."""
@@ -213,6 +217,7 @@ class FrontState(ServerState):
     def __init__(self, engine: RemoteEngine, tokenizer: Tokenizer, settings: ServerSettings, series: str) -> None:
         """``series`` sets the seeds drawn here apart from those of other front ends, and of this one's other lives."""
         super().__init__(engine, tokenizer, settings)
+        self._remote = engine
         self.admission = FarAdmission(engine, settings)
         if self.journal is not None:
             self.journal = FarJournal(engine)
@@ -226,6 +231,12 @@ class FrontState(ServerState):
         engine.on_status = self._on_status
         self._told_before = self.metrics.observed()
         """The counts of the controllers before this one."""
+
+    def check_ready(self) -> None:
+        """See ``ServerState``. A request that comes between two controllers waits until the next one lets it in; its
+        body is not read before."""
+        if not self._remote.awaits_next or self._remote.num_asked >= MOST_WAITING:
+            super().check_ready()
 
     def begin_counts_again(self) -> None:
         """A controller has ended. Its own counts, and those of front ends that ended under it, are gone: a sum in which
