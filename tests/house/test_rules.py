@@ -129,6 +129,13 @@ def nothing_executed(tree: ast.Module) -> Complaints:
                 yield call.lineno, f"passes {danger}=True"
 
 
+def no_inherited_environment(tree: ast.Module) -> Complaints:
+    """A process is told its environment: this one's has secrets."""
+    for name, call in _calls(tree):
+        if name.endswith(("Popen", "create_subprocess_exec")) and "env" not in {each.arg for each in call.keywords}:
+            yield call.lineno, f"calls {name}() without env"
+
+
 def no_blind_except(tree: ast.Module) -> Complaints:
     """An ``except`` says what it expects."""
     for node in ast.walk(tree):
@@ -218,7 +225,9 @@ def groups_are_held_by_owner(tree: ast.Module) -> Complaints:
             yield call.lineno, f"calls {name}()"
 
 
-EVERYWHERE = (nothing_executed, no_blind_except, no_hidden_counters, nothing_unfinished, has_docstring)
+EVERYWHERE = (
+    nothing_executed, no_inherited_environment, no_blind_except, no_hidden_counters, nothing_unfinished, has_docstring,
+)  # fmt: skip
 IN_PURE_ROOMS = (no_world, no_hidden_randomness)
 IN_POLICY = (no_globals,)
 IN_CORE = (compares_no_policy_name, holds_by_its_methods, groups_are_held_by_owner)
@@ -283,6 +292,8 @@ BROKEN = [
     (nothing_executed, "socket.recv_pyobj()"),
     (nothing_executed, "np.load('x', allow_pickle=True)"),
     (nothing_executed, "yaml.load(text)"),
+    (no_inherited_environment, "subprocess.Popen(['ls'], stdin=None)"),
+    (no_inherited_environment, "async def f():\n    await asyncio.create_subprocess_exec('ls')"),
     (no_blind_except, "try:\n    pass\nexcept:\n    pass"),
     (nothing_unfinished, "def f():\n    raise NotImplementedError"),
     (nothing_unfinished, "def f():\n    raise NotImplementedError('later')"),
@@ -295,6 +306,7 @@ KEPT = [
     (no_hidden_counters, "import itertools\nclass A:\n    def __init__(self):\n        self.ids = itertools.count()"),
     (no_hidden_counters, "class A:\n    def f(self):\n        self.n += 1"),
     (nothing_executed, "import re\nre.compile('x')\nyaml.load(text, Loader=Safe)"),
+    (no_inherited_environment, "subprocess.Popen(['ls'], env=child_environment())"),
     (no_blind_except, "try:\n    pass\nexcept ValueError:\n    pass"),
     (compares_no_policy_name, "phase == 'priority queue'\nRecord('drop', now_ns, {})\ncounts_priority(policy)"),
     (groups_are_held_by_owner, "def f(group):\n    group.hold('a', 1)\n    group.blocks.reserve('a', {})"),

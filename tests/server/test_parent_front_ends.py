@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -154,9 +155,18 @@ def test_any_error_of_a_start_is_followed_by_another(monkeypatch):
             raise result
         return result
 
-    monkeypatch.setattr(front_ends, "_environment", environment)
+    monkeypatch.setattr(front_ends, "child_environment", environment)
     with supervised(1, lambda life: SERVES, monkeypatch) as made:
         made.until(lambda: made.fronts._serving)
+
+
+def test_no_secret_is_in_the_environment(monkeypatch):
+    for name in ("JETTISON_API_KEY", "VLLM_API_KEY", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "a secret")
+    with supervised(1, lambda life: SERVES, monkeypatch) as made:
+        made.until(lambda: made.fronts._serving)
+        environment = Path(f"/proc/{made.pids()[0]}/environ").read_bytes()
+        assert b"PYTHONPATH=" in environment and b"a secret" not in environment
 
 
 def test_only_the_life_that_is_of_no_use_is_ended(monkeypatch):

@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive
 
+from jettison.live.machine.environment import child_environment
 from jettison.server.compile_jobs import Compiled, Job, Setting
 from jettison.server.errors import ApiError, bad_request, retry_headers
 from jettison.server.structured import Constraint
@@ -252,6 +253,7 @@ class _Child:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "jettison.server.compile_process"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+            env=child_environment(),
         )  # fmt: skip
         setting = Setting(
             special_tokens=dict(special_tokens), memory_bytes=MAX_MEMORY_BYTES, cpu_s=MAX_COMPILE_S)

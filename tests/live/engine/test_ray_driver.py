@@ -15,6 +15,7 @@ import pytest
 from jettison.errors import JettisonError, UserError
 from jettison.live.engine import spawn_ray
 from jettison.live.engine.spawn_far import FarSpawner
+from jettison.live.host.keeper import worker_environment
 from jettison.live.wire import placing as p
 from jettison.live.wire.host_orders import KeeperPost
 from waiting import PATIENCE_S, until
@@ -30,6 +31,21 @@ def post(number=0, life=0):
 def placer(monkeypatch):
     monkeypatch.setattr(spawn_ray, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(1000)"))
     return spawn_ray.RayPlacer(ROOMS, "nowhere:1", "pack", room_timeout_s=0.0)
+
+
+@pytest.mark.parametrize(("address", "gets_it"), [("nowhere:1", True), (None, False)])
+async def test_the_driver_alone_has_the_token_of_the_user_s_cluster(monkeypatch, tmp_path, address, gets_it):
+    told = tmp_path / "token"
+    program = f"import os; open({str(told)!r}, 'w').write(os.environ['RAY_AUTH_TOKEN'])"
+    monkeypatch.setattr(spawn_ray, "_COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "the user's")
+    placer = spawn_ray.RayPlacer(ROOMS, address, "pack", room_timeout_s=0.0)
+    with pytest.raises((UserError, OSError)):
+        await asyncio.wait_for(placer.open(), PATIENCE_S)
+    await placer.close()
+    await until(told.exists)
+    assert (told.read_text() == "the user's") == gets_it and told.read_text()
+    assert "RAY_AUTH_TOKEN" not in worker_environment(1)
 
 
 async def test_a_start_of_ray_has_a_limit(placer, monkeypatch):

@@ -37,7 +37,8 @@ CHILD = textwrap.dedent("""
 
     def run(config):
         assert config.secret == b"s" * 16
-        assert os.environ["OMP_NUM_THREADS"] == "3" and not os.environ.keys() & {"JETTISON_API_KEY", "VLLM_API_KEY"}
+        assert os.environ["OMP_NUM_THREADS"] == "3"
+        assert not os.environ.keys() & {"JETTISON_API_KEY", "VLLM_API_KEY", "RAY_AUTH_TOKEN"}
         os.write(config.spec.shared_copy_fd, b"x")
         what = config.spec.model_dir
         if what == "exit":
@@ -87,6 +88,7 @@ def start_of(worker, what, life=0):
 async def keeper(tmp_path, monkeypatch):
     monkeypatch.setenv("JETTISON_API_KEY", "a secret")
     monkeypatch.setenv("VLLM_API_KEY", "another")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a third")
     os.chmod(tmp_path, 0o700)
     kept = Keeper(tmp_path, (sys.executable, "-c", CHILD))
     yield kept

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import importlib.util
 import logging
+import os
 import secrets
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from jettison.live.engine.host_door import ended
 from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.host.heritage import Heritage
 from jettison.live.host.keeper import worker_environment
+from jettison.live.machine.environment import RAY_TOKEN_VARIABLE
 from jettison.live.wire import placing as p
 from jettison.live.wire.host_orders import KeeperPost
 from jettison.live.wire.worker_config import WorkerSpec
@@ -185,7 +187,9 @@ class RayPlacer:
         """Start the driver. Raises OSError, UserError; then, and where this is cancelled, none is left."""
         env = {**_SETTINGS, **worker_environment(1)}
         if self._opening.address is None:
-            env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token}
+            env |= {"RAY_AUTH_MODE": "token", RAY_TOKEN_VARIABLE: self._token}
+        elif RAY_TOKEN_VARIABLE in os.environ:  # no other process of a server has it
+            env[RAY_TOKEN_VARIABLE] = os.environ[RAY_TOKEN_VARIABLE]
         self._process = process = await asyncio.create_subprocess_exec(
             *_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True
         )

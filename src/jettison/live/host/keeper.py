@@ -23,10 +23,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-import jettison
-from jettison.config import API_KEY_VARIABLES
 from jettison.device.beside import bound_onednn_caches, open_shared_copy
 from jettison.live.host.forkserver import FORK_SERVERS, ForkServer, fork_servers_kept
+from jettison.live.machine.environment import child_environment
 from jettison.live.machine.netns import Placement, entered
 from jettison.live.wire.fork_orders import (
     MAX_MESSAGE_BYTES,
@@ -387,10 +386,8 @@ def standard_fds(until: ExitStack) -> tuple[int, int]:
 
 def worker_environment(num_threads: int) -> dict[str, str]:
     """A process of ours: this package importable, thread counts and bounds of caches in force before any
-    import, no API key."""
-    env = {name: value for name, value in os.environ.items() if name not in API_KEY_VARIABLES}
-    package_root = str(Path(jettison.__file__).resolve().parent.parent)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
+    import, no secret."""
+    env = child_environment()
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         env[variable] = str(num_threads)
     bound_onednn_caches(env)

@@ -23,9 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import jettison
-from jettison.config import API_KEY_VARIABLES
 from jettison.errors import UserError
+from jettison.live.machine.environment import child_environment
 
 PREFIX = "jettison-run-"
 MOST_TRIES = 100
@@ -124,13 +123,10 @@ def _guard(path: Path) -> subprocess.Popen[bytes] | None:
     own, so that no signal to this one's reaches it, and no secret in its environment. None where the machine has no
     room for another process."""
     command = (sys.executable, "-P", "-m", "jettison.live.machine.run_folder", str(path))
-    env = {name: value for name, value in os.environ.items() if name not in API_KEY_VARIABLES}
-    package_root = str(Path(jettison.__file__).resolve().parent.parent)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
     try:
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True, env=env,
+            start_new_session=True, env=child_environment(),
         )  # fmt: skip
     except OSError:
         return None

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from jettison.live.machine.environment import child_environment
 from jettison.server.batches.check import ENDPOINT_OF, Job, Verdict
 from jettison.server.batches.compute import Computer, Prepared
 from jettison.server.batches.feeding import ResultWriter, Window
@@ -120,7 +121,8 @@ class BatchRun:
     async def _verdicts(self) -> AsyncGenerator[Verdict, None]:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "jettison.server.batches.check_process",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_VERDICT_BYTES)
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_VERDICT_BYTES,
+            env=child_environment())
         assert process.stdin is not None and process.stdout is not None
         try:
             process.stdin.write(msgspec.json.encode(self._check_job()) + b"\n")

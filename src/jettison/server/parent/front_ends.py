@@ -19,10 +19,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-import jettison
-from jettison.config import API_KEY_VARIABLES
+from jettison.live.machine.environment import child_environment
 from jettison.server.sockets import open_socket
 
 logger = logging.getLogger(__name__)
@@ -133,7 +131,7 @@ class FrontEnds:
                 life = str(self._num_lives[front])
                 process = subprocess.Popen(
                     (*COMMAND, str(listener.fileno()), str(theirs.fileno()), str(front), life), stdin=told,
-                    pass_fds=(listener.fileno(), theirs.fileno()), env=_environment())
+                    pass_fds=(listener.fileno(), theirs.fileno()), env=child_environment())
         except BaseException:
             ours.close()
             raise
@@ -194,11 +192,3 @@ class FrontEnds:
             each.close()
         if self._told_fd is not None:
             os.close(self._told_fd)
-
-
-def _environment() -> dict[str, str]:
-    """Of a front end: without keys, and with the package that runs here."""
-    environment = {name: value for name, value in os.environ.items() if name not in API_KEY_VARIABLES}
-    package_root = str(Path(jettison.__file__).resolve().parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
-    return environment
