@@ -139,6 +139,26 @@ async def test_streams_and_whole_answers_go_on_exactly_and_no_worker_loads_again
     await asyncio.to_thread(fronted.wait_idle)
 
 
+async def test_a_file_of_keys_that_is_bad_by_then_ends_nothing(serving, memory_for, tmp_path, expected):
+    keys = tmp_path / "keys"
+    keys.write_text("one\n")
+    flags = {"memory": memory_for(96, **PRECISION), "api_servers": 1, "api_key_file": str(keys), **PRECISION}
+    with serving(**flags) as served:
+        before, told = controller_of(served), "the API keys stay as they were"
+        keys.write_text("")
+        os.kill(served.pid, signal.SIGHUP)
+        await asyncio.to_thread(eventually, lambda: told in served.log(), "the file is read")
+
+        async def then():
+            kill(served)
+
+        async with served.async_client(timeout=3 * WAIT_S, api_key="one") as client:
+            assert await all_under_way(served, client, then) == expected
+            await is_back(served, before)
+            assert await whole(client, 0) == expected[0]
+        assert served.log().count(told) == 2 and served.log().count("the controller has ended") == 1
+
+
 async def test_a_worker_that_dies_with_its_controller_is_filled_by_its_peer(fronted, expected):
     workers, before = sorted(fronted.worker_pids()), controller_of(fronted)
 

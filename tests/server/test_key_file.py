@@ -14,6 +14,7 @@ from jettison.errors import ConfigError
 from jettison.server import launch
 from jettison.server.app import create_app, server_state
 from jettison.server.auth import KeyRing
+from jettison.server.credentials import Credentials
 from jettison.server.key_file import MAX_BYTES, KeySource, read_key_file
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
@@ -150,3 +151,46 @@ async def test_a_hangup_reads_the_file_again(tokenizer, tmp_path, caplog):
         assert await serving == 0
     assert [record.getMessage() for record in caplog.records] == [
         f"the API keys stay as they were: {path}, line 1: a key is one word of printable ASCII characters"]
+
+
+@pytest.fixture
+def good_fd():
+    """A parent's memory file."""
+    fd = os.memfd_create("test")
+    yield fd
+    os.close(fd)
+
+
+def test_where_the_file_is_bad_a_later_controller_has_the_keys_that_were_good_last(tmp_path, good_fd, caplog):
+    path = written(tmp_path, b"old\n")
+    config = EngineConfig.resolve(model=str(tmp_path), api_key="fixed", api_key_file=str(path))
+    first = Credentials(config, good_fd)
+    ring = KeyRing(first.keys, may_change=True)
+    path.write_text("new-" * 20)
+    first.reload(ring)
+    path.write_text("secret word\n")
+    first.reload(ring)  # changes nothing
+    caplog.clear()
+    for _ in range(2):
+        assert Credentials(config, good_fd).keys == ("fixed", "new-" * 20)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "the API keys stay as they were" in caplog.text and str(path) in caplog.text
+    assert not any(word in caplog.text for word in ("secret", "new-", "fixed"))
+    path.write_text("rotated\n")
+    assert Credentials(config, good_fd).keys == ("fixed", "rotated")
+    path.unlink()
+    assert Credentials(config, good_fd).keys == ("fixed", "rotated")
+    with pytest.raises(ConfigError):
+        Credentials(config)  # no parent
+
+
+def test_what_a_controller_had_not_kept_whole_at_its_death_does_not_count(tmp_path, good_fd):
+    path = written(tmp_path, b"old\n")
+    config = EngineConfig.resolve(model=str(tmp_path), api_key_file=str(path))
+    Credentials(config, good_fd)
+    os.pwrite(good_fd, b"half", 40)
+    assert Credentials(config, good_fd).keys == ("old",)
+    os.ftruncate(good_fd, 40)
+    path.unlink()
+    with pytest.raises(ConfigError):
+        Credentials(config, good_fd)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import ssl
 import subprocess
 
 import httpx
+import msgspec
 import openai
 import pytest
 from fake_engine import FakeEngine, bytes_of
 from served import eventually
 
+from jettison.config import EngineConfig
 from jettison.errors import ConfigError
+from jettison.server.credentials import Credentials
 from jettison.server.tls import TlsSettings
 from waiting import PATIENCE_S
 
@@ -144,3 +148,24 @@ def test_what_cannot_be_used_is_one_line_that_names_the_flag(pem):
         assert flag in str(caught.value) and "\n" not in str(caught.value)
     assert TlsSettings().context() is None
     assert TlsSettings(certificate, key, certificate, 1, "ECDHE+AESGCM").context() is not None
+
+
+async def test_where_files_are_half_rotated_controllers_and_front_ends_go_on_with_those_before(
+    serve, pem, tmp_path, caplog
+):
+    certificate, key = (shutil.copy(path, tmp_path) for path in pem["server"])
+    authorities = shutil.copy(pem["client"][0], tmp_path)
+    flags = {"ssl_certfile": certificate, "ssl_keyfile": key, "ssl_ca_certs": authorities, "ssl_cert_reqs": 1}
+    config = EngineConfig.resolve(model=str(tmp_path), **flags)
+    good_fd = os.memfd_create("test")
+    Credentials(config, good_fd)
+    shutil.copy(pem["client"][0], certificate)  # and its key comes later
+    caplog.clear()
+    tls = Credentials(config, good_fd).tls
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and f"{key} cannot be used: key values mismatch" in record.getMessage()
+    assert "PRIVATE KEY" not in repr(tls)
+    told = msgspec.json.decode(msgspec.json.encode(tls), type=TlsSettings)  # of a front end, in each of its lives
+    async with serve(FakeEngine(), tls=told.context()) as served, httpx.AsyncClient(verify=trusting(pem)) as http:
+        assert (await http.get(f"{served.url}/health")).status_code == 200
+    os.close(good_fd)

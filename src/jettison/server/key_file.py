@@ -26,16 +26,17 @@ class KeySource:
         """All keys as of now. Raises ConfigError."""
         return self._fixed if self.path is None else (*self._fixed, *read_key_file(self.path))
 
-    def reload(self, ring: KeyRing) -> None:
-        """Read the file again and replace the ring's keys; an unusable file is logged in one line, and the ring stays
-        unchanged."""
+    def reload(self, ring: KeyRing) -> tuple[str, ...] | None:
+        """Read the file again and replace the ring's keys, which are returned; an unusable file is logged in one line,
+        and the ring stays unchanged."""
         try:
             keys = self.read()
         except ConfigError as error:
             logger.error("the API keys stay as they were: %s", error)
-        else:
-            ring.replace(keys)
-            logger.info("API keys were read again: %d are in force", len(set(keys)))
+            return None
+        ring.replace(keys)
+        logger.info("API keys were read again: %d are in force", len(set(keys)))
+        return keys
 
 
 def read_key_file(path: Path) -> tuple[str, ...]:

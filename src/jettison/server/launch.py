@@ -7,7 +7,6 @@ import asyncio
 import logging
 import os
 import signal
-import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -33,9 +32,9 @@ from jettison.server.batches.window import Rates
 from jettison.server.chat_renderer import template_settings
 from jettison.server.console.settings import ConsoleSettings
 from jettison.server.cors import CorsSettings
+from jettison.server.credentials import Credentials
 from jettison.server.descriptors import connection_limit
 from jettison.server.fronts.beside import front_ends
-from jettison.server.key_file import KeySource
 from jettison.server.notify import notify
 from jettison.server.parent.line import ParentLine
 from jettison.server.quiet_log import install_log
@@ -45,7 +44,6 @@ from jettison.server.serving import run_on, run_server
 from jettison.server.settings import ServerSettings
 from jettison.server.state import ServerState
 from jettison.server.structured import JsonDefaults
-from jettison.server.tls import TlsSettings
 from jettison.server.tokenizer import Tokenizer
 from jettison.server.tracing import Traces, traces_to
 
@@ -220,32 +218,32 @@ def _tell_manager(line: ParentLine | None, *assignments: str) -> None:
     (notify if line is None else line.notify)(*assignments)
 
 
-def _recorder(config: EngineConfig, keys: KeySource, api_keys: tuple[str, ...]) -> TraceRecorder | None:
+def _recorder(config: EngineConfig, credentials: Credentials) -> TraceRecorder | None:
     if config.server.record_trace is None:
         return None
     return TraceRecorder(
         Path(config.server.record_trace), config.server.record_trace_bytes,
-        tells_tenants=keys.path is not None or len(set(api_keys)) > 1,
+        tells_tenants=credentials.keys_may_change or len(set(credentials.keys)) > 1,
     )
 
 
 def _settings(
-    config: EngineConfig, engine: Engine, assembly: Assembly, api_keys: tuple[str, ...], keys: KeySource,
-    tls: ssl.SSLContext | None, recorder: TraceRecorder | None, traces: Traces | None,
+    config: EngineConfig, engine: Engine, assembly: Assembly, credentials: Credentials,
+    recorder: TraceRecorder | None, traces: Traces | None,
 ) -> ServerSettings:
     defaults = sampling_defaults(config)
     if defaults.told is not None:
         logger.info("%s", defaults.told)
     return ServerSettings(
         model_names=config.model.served_model_names,
-        api_keys=api_keys,
+        api_keys=credentials.keys,
         admin_keys=config.server.admin_keys,
-        keys_may_change=keys.path is not None,
+        keys_may_change=credentials.keys_may_change,
         metrics_need_key=config.server.metrics_need_key,
         console=ConsoleSettings(config.console.is_on, config.console.is_open, engine.records_since),
         root_path=config.server.root_path,
         cors=CorsSettings(**asdict(config.cors)),
-        tls=tls,
+        tls=credentials.tls.context(),
         default_seed=config.model.seed,
         sampling_defaults=defaults,
         json_defaults=JsonDefaults.of(config.server.structured_outputs_config),
@@ -288,32 +286,30 @@ async def _close(recorder: TraceRecorder | None, traces: Traces | None, *, waits
 
 async def _run(
     app: Starlette, config: EngineConfig, assembly: Assembly, drain: Callable[[float], Awaitable[None]],
-    keys: KeySource, stop: asyncio.Event, served: asyncio.Event, line: ParentLine | None,
+    credentials: Credentials, stop: asyncio.Event, served: asyncio.Event, line: ParentLine | None,
 ) -> int:
     """Serve until a signal or ``stop``; see ``run_server``. ``served`` is set when clients can connect."""
     state, server = server_state(app), config.server
-    on_hangup = None if keys.path is None else lambda: keys.reload(state.keys)
+    on_hangup = partial(credentials.reload, state.keys) if credentials.keys_may_change else None
     options: dict[str, Any] = {"shutdown_timeout_s": server.shutdown_timeout_s, "on_drain": drain, "stop": stop}
     if line is None:
         return await run_server(
             app, server.host, server.port, on_started=lambda port: served.set(), on_hangup=on_hangup, **options)
     line.on_hangup = on_hangup
-    async with front_ends(state, config, assembly.byte_tokens, line, on_served=served.set) as listener:
+    fronts = front_ends(state, config, assembly.byte_tokens, line, credentials.tls, on_served=served.set)
+    async with fronts as listener:
         return await run_on(app, listener, force=line.force, **options)
 
 
 async def _serve(config: EngineConfig, line: ParentLine | None = None) -> int:
     """Run engine and server. HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
-    key_file = config.server.api_key_file
-    keys = KeySource(config.server.api_keys, None if key_file is None else Path(key_file))
-    api_keys = keys.read()
-    tls = TlsSettings(**asdict(config.tls)).context()
+    credentials = Credentials(config, None if line is None else line.credentials_fd)
     engine = Engine(
         config, heritage=None if line is None else line.heritage, must_serve=None if line is None else line.weights)
     assembly = engine.prepare()
-    recorder = _recorder(config, keys, api_keys)
+    recorder = _recorder(config, credentials)
     traces = traces_to(config.traces.endpoint, engine.records_since, config.model.served_model_name)
-    settings = _settings(config, engine, assembly, api_keys, keys, tls, recorder, traces)
+    settings = _settings(config, engine, assembly, credentials, recorder, traces)
     tokenizer = Tokenizer.from_dir(
         config.model.tokenizer_dir, max_template_chars=settings.max_template_chars, templates=settings.templates,
         byte_tokens=assembly.byte_tokens)
@@ -342,7 +338,7 @@ async def _serve(config: EngineConfig, line: ParentLine | None = None) -> int:
     code = 1
     try:
         with _stopped_with_stdin(stop):
-            code = await _run(app, config, assembly, drain, keys, stop, served, line)
+            code = await _run(app, config, assembly, drain, credentials, stop, served, line)
     finally:
         if not starting.done():
             starting.cancel()

@@ -7,7 +7,6 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from typing import cast
 
 import msgspec
@@ -26,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def front_ends(
-    state: ServerState, config: EngineConfig, byte_tokens: int | None, line: ParentLine, *,
+    state: ServerState, config: EngineConfig, byte_tokens: int | None, line: ParentLine, tls: TlsSettings, *,
     on_served: Callable[[], None],
 ) -> AsyncIterator[socket.socket]:
     """Front ends that serve while this is open; yields the socket at which the controller's own application is to be
-    served. ``on_served`` is called when the first one takes connections. In the end they are told to end where the
-    server does; else they wait for the next controller."""
+    served. ``tls``: with what its files held. ``on_served`` is called when the first one takes connections. In the end
+    they are told to end where the server does; else they wait for the next controller."""
     served = asyncio.Event()
 
     def on_serves(front: FrontId) -> None:
@@ -52,7 +51,7 @@ async def front_ends(
     server = await desk.hub.listen(line.fronts)
     try:
         line.start_fronts(msgspec.json.encode(FrontStart(
-            settings=carried(divided(settings, config.api_servers)), tls=TlsSettings(**asdict(config.tls)),
+            settings=carried(divided(settings, config.api_servers)), tls=tls,
             tokenizer_dir=str(config.model.tokenizer_dir), byte_tokens=byte_tokens, folder=line.folder,
             orphan_timeout_s=config.faults.orphan_timeout_s, has_journal=state.journal is not None,
             reads_traces=settings.trace_request is not None, records=settings.record_request is not None,

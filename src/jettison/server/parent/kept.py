@@ -44,6 +44,8 @@ class Kept:
     parent_pid: int
     networks_fd: int
     """Of a memory file in which controllers keep what networks between hosts carry. Each inherits it at its fork."""
+    credentials_fd: int
+    """Of a memory file of keys and certificates that were good last (``server.credentials``), inherited like that."""
     authority_pem: bytes | None = None
     """Of certificates, where workers may be on other hosts."""
     door: socket.socket | None = None
@@ -59,7 +61,7 @@ class Kept:
         return cls(
             folder, unix_listener(channel_path(str(folder))), unix_listener(forward_path(str(folder))),
             unix_listener(control_path(folder)), secrets.token_bytes(32), port, orphan_timeout_s, public_key,
-            os.getpid(), os.memfd_create("jettison-networks"), authority_pem)
+            os.getpid(), os.memfd_create("jettison-networks"), os.memfd_create("jettison-credentials"), authority_pem)
 
     def with_door(self, fd: int) -> Kept:
         """With the door behind this descriptor instead of the one before."""

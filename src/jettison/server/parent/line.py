@@ -37,6 +37,8 @@ class ParentLine:
         """Where the controller's own application is served."""
         self.port = kept.port
         """Of all front ends."""
+        self.credentials_fd = kept.credentials_fd
+        """See ``Credentials``."""
         self.weights = weights
         self.heritage = None if not kept.orphan_timeout_s else Heritage(
             folder=kept.folder, control=kept.control, secret=kept.secret, epoch=epoch, signature=signature,
