@@ -100,11 +100,6 @@ async def whole(client: openai.AsyncOpenAI, number: int) -> list[int]:
     return ids(answer.choices)
 
 
-async def served_again(client: openai.AsyncOpenAI) -> list[int]:
-    """The first answer behind ``is_back``, which one front end may know sooner than another."""
-    return await whole(client.with_options(max_retries=5), 0)
-
-
 async def all_under_way(served, client, then) -> list[list[int]]:
     """Streams and whole answers, with ``then`` once every stream has begun; their tokens."""
     begun = asyncio.Semaphore(0)
@@ -238,7 +233,7 @@ async def test_an_instance_that_came_with_the_load_is_taken_over_with_the_others
             await is_back(served, before)
             assert served.worker_pids() == workers
             assert "3 of 3 workers are taken over" in served.log()
-            assert await served_again(client) == expected[0]
+            assert await whole(client, 0) == expected[0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
@@ -260,7 +255,7 @@ async def test_workers_that_ray_has_placed_are_taken_over_and_placed_again(servi
             fork_server.parent().kill()  # the keeper: another is placed, once Ray's driver has joined again
             await asyncio.to_thread(
                 eventually, lambda: len(served.worker_pids() - {workers[0]}) == 2, "another keeper is placed")
-            assert await served_again(client) == expected[0]
+            assert await whole(client, 0) == expected[0]
 
 
 async def test_all_counts_begin_again_together(fronted):
@@ -275,7 +270,7 @@ async def test_all_counts_begin_again_together(fronted):
             assert min(told) >= 2
             kill(fronted)
             await is_back(fronted, before)
-            await served_again(client)
+            await whole(client, 0)
             assert [await asyncio.to_thread(fronted.metric, name) for name in names] == [1, len(body(0)["prompt"]), 1]
 
 
@@ -356,7 +351,7 @@ async def test_a_bug_of_the_controller_costs_no_token_until_controllers_meet_it_
             await is_back(served, before)
             with pytest.raises(openai.APIError, match=OFTEN_LOST):
                 await client.completions.create(**body(0, prompt=[POISON, 1]))
-            assert await served_again(client) == expected[0]
+            assert await whole(client, 0) == expected[0]
             assert served.worker_pids() == workers and len(workers) == 2
             ends = re.findall(r"the controller has ended \((-?\d+)\)", served.log())
             assert ends == ["1"] * MOST_RESTARTS, "one by the file, four by the request"
