@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
 import signal
 from collections.abc import Coroutine
 from typing import Any, BinaryIO
@@ -36,6 +37,8 @@ OBJECT_STORE_BYTES = 80 << 20
 _BEAT_S = 2.0
 """Between two looks at the head: what asks for the server's health hears soon, at the price of one connection."""
 _PR_SET_PDEATHSIG = 1
+_TERMINAL_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+"""Ray colours what it says of an error."""
 
 
 class RayDriver:
@@ -238,7 +241,10 @@ class RayDriver:
 
 
 def _in_short(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    """In one line: Ray says first where it was, then the frames, which are indented, and last what it was."""
+    lines = [line for line in _TERMINAL_ESCAPE.sub("", str(error)).splitlines() if line.strip()]
+    telling = [line for line in lines if not line[0].isspace()] or lines[:1] or [""]
+    return f"{type(error).__name__}: " + "; ".join(dict.fromkeys((telling[0].strip(), telling[-1].strip())))
 
 
 async def _serve(driver: RayDriver, said: BinaryIO) -> None:
