@@ -161,6 +161,7 @@ async def test_one_that_has_died_meanwhile_starts_on_its_keeper_and_without_that
     await gone(ends)
     second = await Controller(parent, placers, 3).start()
     assert second.crew.pids == {0: pids[0]}
+    assert set(placers[1].homes) == {(0, 0), (1, 0)}, "a place that is taken, by a keeper without a worker, too"
     assert [(await second.crew.restart(worker)).kept for worker in (1, 2)] == [None, None]
     assert [second.crew.life(worker) for worker in range(3)] == [0, 1001, 1001], "above those of the first controller"
     assert sorted(placers[1].processes) == [(2, 1)], "the second one's keeper lives; a later life of the third's"
@@ -254,5 +255,37 @@ async def test_what_was_measured_between_hosts_outlives_the_controller(parent, p
         await until(lambda: all(w.alive for w in second.core.state.workers.values()))
         assert len(second.core.params.networks) == 6
         assert sorted(second.core.params.networks.values()) == sorted(measured.values())
+    finally:
+        await second.close()
+
+
+async def test_a_keeper_without_a_worker_goes_where_the_next_controller_starts_none_there(parent, placers, tmp_path):
+    """It would hold its place for ever."""
+    folder = tmp_path / "model"
+    create_model(folder, arch="qwen2", layers=2, hidden=32, heads=4, kv_heads=2, max_position_embeddings=128)
+
+    def controller(instances):
+        placers.append(ProcessPlacer())
+        heritage = parent.heritage()
+        spawner = FarSpawner(placers[-1], lease_s=LEASE_S, heritage=heritage)
+        return engine_of(folder, spawner, heritage, instances=instances, min_instances=1, max_instances=2,
+                         worker_heartbeat_timeout=0, worker_step_timeout=0)  # fmt: skip
+
+    first = controller(2)
+    await first.start()
+    pids = dict(first._crew.pids)
+    ends = ends_of([pids[1]])
+    first._ticker.cancel()
+    await first._restarter.close()
+    await killed(first._crew, first._spawner)
+    os.kill(pids[1], signal.SIGKILL)
+    await gone(ends)
+    second = controller(1)
+    try:
+        await second.start()
+        assert second._crew.pids == {0: pids[0]}
+        await until(lambda: placers[1].removed)
+        assert placers[1].removed == [(1, 0)]
+        await asyncio.wait_for(placers[0].processes[1, 0].wait(), PATIENCE_S)
     finally:
         await second.close()

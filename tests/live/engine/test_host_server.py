@@ -50,7 +50,7 @@ class Desk:
         """A keeper that says where it is; None where it is not let in."""
         keeper = FarKeeper(post, h.Place(host="somewhere", ip="127.0.0.1", certificate_pem=""))
         reader, writer = await keeper._connect(dialling_context(papers))
-        writer.write(framed(msgspec.json.encode(h.Joined("somewhere", "x"))))
+        writer.write(framed(msgspec.json.encode(h.Joined("somewhere", "x", "10.0.0.2"))))
         return reader, writer
 
     async def until(self, count):
@@ -74,7 +74,7 @@ def papers(number=3, life=1, authority=OURS):
 async def test_a_keeper_is_let_in_once_and_heard_to_its_end(desk):
     _, writer = await desk.come(desk.post(), papers())
     await desk.until(1)
-    assert desk.heard == [(keeper_identity(3, 1), h.Joined("somewhere", "x"))]
+    assert desk.heard == [(keeper_identity(3, 1), h.Joined("somewhere", "x", "10.0.0.2"))]
     await refused(desk, desk.post(), papers(), 1)
     writer.close()
     await desk.until(2)
@@ -197,7 +197,7 @@ async def test_a_capture_of_orders_shows_no_secret(desk):
 
 async def test_a_word_of_a_keeper_is_short(desk):
     _, writer = await desk.come(desk.post(), papers())
-    writer.write(framed(msgspec.json.encode(h.Joined("x" * h.MAX_WORD_BYTES, "x"))))
+    writer.write(framed(msgspec.json.encode(h.Joined("x" * h.MAX_WORD_BYTES, "x", "x"))))
     await desk.until(2)
     assert "control message of" in desk.heard[1][1].why
 

@@ -48,7 +48,10 @@ class Provisioner:
 
     def begin(self, core: ClusterCore) -> None:
         """Before the first request: keep what has just been measured of networks, or tell the core what was measured by
-        an earlier controller, whose workers these may be."""
+        an earlier controller, whose workers these may be. Places that its other workers had are given back."""
+        for worker_id, worker in core.state.workers.items():
+            if not worker.is_provisioned:
+                self._spawner.release(worker_id)
         self._networks.recall()
         if core.params.networks:
             self._networks.note(core.params.networks, self._names(core))

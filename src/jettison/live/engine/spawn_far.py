@@ -227,9 +227,7 @@ class FarSpawner:
             if kept is not last[kept.number]:
                 self._server.dismiss(keeper_identity(kept.number, kept.life))
         self._found = [(self._take(kept, authority), kept.workers) for kept in last.values()]
-        self._placer.reopen({
-            (kept.number, kept.life): parse_address(worker.far)[1]
-            for kept in last.values() for worker in kept.workers if worker.far is not None})
+        self._placer.reopen({(kept.number, kept.life): kept.joined.ip for kept in last.values()})
         return f"tcp:{parse_address(self._address)[1]}:0"
 
     async def close(self) -> None:

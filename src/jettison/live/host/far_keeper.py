@@ -65,7 +65,7 @@ class FarKeeper:
         with RunFolder() as folder:
             self._keeper = Keeper(folder.path, command)
             self._tenant = Tenant(self._times, boot_clock_s())
-            self._tell(h.Joined(self._place.host, process_table()))
+            self._tell(h.Joined(self._place.host, process_table(), self._place.ip))
             ends = [asyncio.create_task(coroutine) for coroutine in (self._obey(reader), self._beat(self._tenant))]
             try:
                 done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

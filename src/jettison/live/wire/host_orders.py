@@ -102,6 +102,8 @@ class Joined(msgspec.Struct, frozen=True, tag="joined", forbid_unknown_fields=Tr
     host: str
     processes: str
     """Names the table of process ids: a controller with the same one can see the keeper's processes."""
+    ip: str
+    """As ``Place`` has it."""
 
 
 class Spawned(msgspec.Struct, frozen=True, tag="spawned", forbid_unknown_fields=True):
