@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
+from types import SimpleNamespace
+
+import msgspec
 import pytest
 
-from jettison.live.host.placer import _in_short
+from jettison.live.host import placer
+from jettison.live.host.placer import RayDriver, _in_short
+from jettison.live.wire import placing as p
+from waiting import PATIENCE_S
 
 TRACE = (
     "\x1b[36mray::KeeperActor.start()\x1b[39m (pid=3, ip=10.0.0.2)\n"
@@ -52,3 +61,19 @@ def test_ray_s_own_error_names_the_module_that_a_host_lacks(monkeypatch: pytest.
         told = _in_short(error)
         assert "ray::KeeperActor.start() (pid=3, ip=10.0.0.2)" in told and "\x1b" not in told
         assert told.endswith("; ModuleNotFoundError: No module named 'jettison'")
+
+
+async def test_that_the_head_of_its_own_has_died_is_told_before_the_driver_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its end takes a while: Ray looks for that head."""
+    here = SimpleNamespace(gcs_address="127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get_runtime_context=lambda: here))
+    monkeypatch.setattr(placer, "_why_away", lambda address: "refused")
+    heard, said = os.pipe()
+    driver = RayDriver(said)
+    driver._is_ours = True
+    await asyncio.wait_for(driver._attend(), PATIENCE_S)
+    os.close(said)
+    with os.fdopen(heard, "rb") as reader:
+        assert msgspec.json.decode(reader.read() or b"null", type=p.PlacerEvent | None) == p.Head("refused")

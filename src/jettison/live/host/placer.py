@@ -148,11 +148,11 @@ class RayDriver:
             why_away = await asyncio.to_thread(_why_away, address)
             if why_away is None and self._why_away is not None:
                 return
-            if why_away is not None and self._is_ours:
-                return  # the head that was started here is not coming back
             if why_away is not None and self._why_away is None:
                 self.tell(p.Head(why_away))
             self._why_away = why_away
+            if why_away is not None and self._is_ours:
+                return  # the head that was started here is not coming back
             if why_away is None and self._room is not None and not await self._room.attend():
                 return
             await asyncio.sleep(_BEAT_S)
