@@ -83,6 +83,7 @@ class FixedHead(RayHead):
             self.port = probe.getsockname()[1]
         self.token = secrets.token_hex(32)
         self._set_environment()
+        self._nodes = []
         self.start()
 
     def start(self):
@@ -102,11 +103,26 @@ class FixedHead(RayHead):
             raise AssertionError("Ray did not start")
         threading.Thread(target=self._process.stdout.read, daemon=True).start()
 
+    def add_node(self, num_cpus):
+        """Another on this machine; it ends with the head."""
+        self._nodes.append(subprocess.Popen(
+            (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--address", self.address,
+             "--num-cpus", str(num_cpus), "--object-store-memory", str(80 << 20), "--disable-usage-stats"),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=self._own_environment(), start_new_session=True,
+        ))  # fmt: skip
+
     def kill(self):
-        for process in [*psutil.Process(self._process.pid).children(recursive=True), psutil.Process(self._process.pid)]:
+        for node in self._nodes:
+            self._kill(node)
+        self._nodes.clear()
+        self._kill(self._process)
+
+    def _kill(self, process):
+        for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self._process.wait()
+                each.kill()
+        process.wait()
 
     def close(self):
         if self._process.poll() is None:

@@ -113,6 +113,18 @@ async def test_ray_s_driver_and_head_may_die_while_tokens_flow(folder: Path, hea
         await engine.close()
 
 
+def hosts_of_rooms(head: RayHead) -> list[str]:
+    """Nodes of the bundles that there are, as a driver of another user sees it; all that live, where there are none."""
+    code = (
+        "import ray, json, sys; from ray.util.placement_group import placement_group_table as table\n"
+        "ray.init(address=sys.argv[1], log_to_driver=False)\n"
+        "nodes = [n for g in table().values() if g['state'] == 'CREATED' for n in g['bundles_to_node_id'].values()]\n"
+        "print(json.dumps(nodes or [n['NodeID'] for n in ray.nodes() if n['Alive']]))"
+    )
+    said = subprocess.run((sys.executable, "-c", code, head.address), capture_output=True, text=True, check=True)
+    return list(json.loads(said.stdout.splitlines()[-1]))
+
+
 def counted(head: RayHead) -> tuple[float, list[str]]:
     """Cores that Ray counts as free, and the states of its placement groups, as a driver of another user sees it."""
     code = (
@@ -230,6 +242,42 @@ async def test_what_has_been_scaled_out_is_counted_without_a_driver_and_given_ba
         await placer.close()
     try:
         await until(lambda: counted(head) == (2.0, []))
+    finally:
+        head.close()
+
+
+@needs_ray
+async def test_workers_of_the_start_that_may_go_are_placed_together_and_give_their_room_back_alone() -> None:
+    """The one that stays is any of them."""
+    head = FixedHead(num_cpus=4)
+    head.add_node(4)
+    server = Server(head)
+    try:
+        await until(lambda: len(hosts_of_rooms(head)) == 2)
+        for strategy, num_hosts in (("spread", 2), ("pack", 1)):
+            server.placer = placer = RayPlacer(
+                server.rooms, head.address, strategy, num_reserved=2, gives_back=True, name=f"elastic-{strategy}"
+            )  # fmt: skip
+            await placer.open()
+            assert len(set(hosts_of_rooms(head))) == num_hosts
+            assert counted(head) == (6.0, ["CREATED"] * 2)
+            if strategy == "spread":
+                await placer.close()
+                await until(lambda: counted(head) == (8.0, []))
+        for number in range(2):
+            await placer.place(server.post(number))
+        assert counted(head) == (6.0, ["CREATED"] * 2), "they are in what was reserved"
+        await placer.remove(server.post(0))
+        await until(lambda: counted(head) == (7.0, ["CREATED"]))
+        await server.loses_its_driver()
+        await until(lambda: placer.why_none is None)
+        assert counted(head) == (7.0, ["CREATED"]), "what was given back is not reserved again"
+        await placer.place(server.post(0, 1))
+        assert counted(head) == (6.0, ["CREATED"] * 2)
+    finally:
+        await server.placer.close()
+    try:
+        await until(lambda: counted(head) == (8.0, []))
     finally:
         head.close()
 

@@ -226,3 +226,17 @@ async def test_a_spawner_says_so_and_keeps_only_those_waiting_that_need_a_keeper
     (driven.folder / "no-room").unlink()
     await asyncio.wait_for(able, PATIENCE_S)
     assert spawner.troubles() == ()
+
+
+async def test_room_that_may_be_given_back_is_asked_for_once_and_a_cluster_of_its_own_gives_none(driven):
+    elastic = Driven(driven.folder)
+    elastic.placer = spawn_ray.RayPlacer(ROOMS, "nowhere:1", "pack", num_reserved=2, gives_back=True)
+    await elastic.placer.open()
+    elastic.kill()
+    await elastic.joined(3)
+    await elastic.placer.close()
+    own = Driven(driven.folder)
+    own.placer = spawn_ray.RayPlacer(ROOMS, None, "pack", num_reserved=2, gives_back=True)
+    await own.placer.open()
+    await own.placer.close()
+    assert [(o.num_reserved, o.num_begun) for o in driven.openings()] == [(2, 0), (0, 2), (0, 0), (2, 0)]

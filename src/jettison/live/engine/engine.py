@@ -121,7 +121,8 @@ class Engine:
         faults = self._config.faults
         self._loading = LoadingWatch(assembly.parameter_bytes)
         num_at_start, begun_ns = self._config.instances, time.monotonic_ns()
-        spawner = self._spawner or spawner_of(self._config.hosts, assembly.worker_specs, num_at_start, self._heritage)
+        spawner = self._spawner or spawner_of(
+            self._config.hosts, assembly.worker_specs, num_at_start, self._config.scale.min_instances, self._heritage)
         self._crew = Crew(
             assembly.worker_specs, spawner, self._on_worker_event, self._on_worker_exit, num_at_start=num_at_start,
             patience=Patience(faults.worker_heartbeat_timeout_s, faults.worker_step_timeout_s), heritage=self._heritage,

@@ -49,10 +49,12 @@ _SETTINGS = {"RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0
 
 def ray_spawner(
     specs: Sequence[WorkerSpec], *, address: str | None, strategy: p.Strategy, lease_s: float,
-    num_at_start: int | None = None, worker_command: Sequence[str] | None = None, heritage: Heritage | None = None,
+    num_at_start: int | None = None, num_kept: int | None = None, worker_command: Sequence[str] | None = None,
+    heritage: Heritage | None = None,
 ) -> FarSpawner:
     """A spawner for these workers, of which the first ``num_at_start`` (None: all) have room reserved from the start.
-    ``address``: of a cluster that there is; None: one is started on this machine.
+    ``address``: of a cluster that there is; None: one is started on this machine. ``num_kept``: so many at least have
+    a process; below ``num_at_start``, any of those may give its room back.
     ``worker_command``, ``heritage``: see ``FarSpawner``. Raises UserError where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise UserError("--launcher ray needs Ray: pip install 'jettison[ray]'")
@@ -60,6 +62,7 @@ def ray_spawner(
     key = secrets.token_bytes(32) if heritage is None else heritage.secret  # later controllers find the room by it
     placer = RayPlacer(
         [room_of(spec) for spec in specs], address, strategy, num_reserved=num_reserved,
+        gives_back=num_kept is not None and num_kept < num_reserved,
         name=f"jettison-{hashlib.sha256(b'room' + key).hexdigest()[:16]}",
     )
     return FarSpawner(placer, lease_s=lease_s, worker_command=worker_command, heritage=heritage)
@@ -78,14 +81,17 @@ class RayPlacer:
 
     def __init__(
         self, rooms: Sequence[p.Room], address: str | None, strategy: p.Strategy,
-        room_timeout_s: float = ROOM_TIMEOUT_S, *, num_reserved: int | None = None, name: str = "jettison",
+        room_timeout_s: float = ROOM_TIMEOUT_S, *, num_reserved: int | None = None, gives_back: bool = False,
+        name: str = "jettison",
     ) -> None:
         """``num_reserved``: so many of the rooms, the first ones, are reserved together at the start; None: all. Room
-        for others is asked for when they are placed, which tells an autoscaler of them. ``name``: of the room, in the
-        whole cluster."""
+        for others is asked for when they are placed, which tells an autoscaler of them. ``gives_back``: each of the
+        first ones may be given back alone, too. ``name``: of the room, in the whole cluster."""
+        num_first = len(rooms) if num_reserved is None else num_reserved
+        are_lone = gives_back and address is not None  # a cluster of its own has room for all
         self._opening = p.Open(
-            address=address, rooms=list(rooms), strategy=strategy, timeout_s=room_timeout_s,
-            name=name, num_reserved=len(rooms) if num_reserved is None else num_reserved,
+            address=address, rooms=list(rooms), strategy=strategy, timeout_s=room_timeout_s, name=name,
+            num_reserved=0 if are_lone else num_first, num_begun=num_first if are_lone else 0,
         )
         self._token = secrets.token_hex(32)
         self._process: asyncio.subprocess.Process | None = None
@@ -126,6 +132,7 @@ class RayPlacer:
     def reopen(self, homes: Mapping[tuple[int, int], str]) -> None:
         """See ``Placer``."""
         self._homes, self._is_reopening = dict(homes), True
+        self._opening = msgspec.structs.replace(self._opening, num_begun=0)
         self._rejoining = asyncio.create_task(
             self._rejoin("its driver has ended with the controller before"), name="jettison-rejoin")
 
@@ -211,6 +218,7 @@ class RayPlacer:
             await _end(process)
             raise UserError(answer.why if isinstance(answer, p.NoRoom) else f"Ray's driver says {answer}")
         self._why, self._is_reopening = None, False
+        self._opening = msgspec.structs.replace(self._opening, num_begun=0)  # a later driver keeps what lives
         self._able.set()
         self._listening = asyncio.create_task(self._listen(process.stdout), name="jettison-placer")
         return answer.ip

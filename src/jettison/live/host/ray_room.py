@@ -8,6 +8,7 @@ resource ``node:<ip>``, which each host has, goes into the bundle of each that l
 
 A worker that begins later has a detached group of its own (*lone*), with one bundle. A plain actor would end with its
 driver and its keeper would not: Ray would count the host as free, give its cores away, and let an autoscaler end it.
+Ray takes no bundle out of a group. So where workers of the start may be given back, they have lone room, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jettison.live.host import room_warden
@@ -40,9 +41,11 @@ class RayRoom:
     def __init__(self, command: p.Open) -> None:
         self._command = command
         self._lone = range(command.num_reserved, len(command.rooms))
+        self._warden_name = f"{command.name}-warden"
         self._warden: Any = None
         self.group: Any = None
-        """The placement group, once it is found or made; a bundle for each worker that has a reserved room."""
+        """The placement group, once it is found or made; a bundle for each worker that has a reserved room. None: all
+        are lone."""
 
     def reserve(self) -> str | None:
         """Adopt the room, or make it; returns why there is none."""
@@ -50,22 +53,39 @@ class RayRoom:
 
         if self._command.address is None:  # a cluster that ends with this driver
             self.group = placement_group(self._bundles({}), strategy=self._command.strategy.upper())
-            return self._why_none()
+            return self._why_none([self.group])
         self._hire()
         self.group = self._adopted()
         missing = self._give_back_stale()
-        homes = self._homes() if self.group is None or missing else {}
+        makes_group = self.group is None and self._command.num_reserved > 0
+        homes = self._homes() if makes_group or missing else {}
         why_none = None
-        if self.group is None:  # one that is adopted may have lost a host: Ray looks for room for it by itself
+        if makes_group:  # one that is adopted may have lost a host: Ray looks for room for it by itself
             self.group = placement_group(
                 self._bundles(homes), strategy=self._command.strategy.upper(), name=self._command.name,
                 lifetime="detached",
             )  # fmt: skip
-            why_none = self._why_none()
+            why_none = self._why_none([self.group])
         for number in missing:
             if number in homes:
                 self._reserve_lone(number, homes[number])
-        return why_none
+        return self._begin() if self._command.num_begun else why_none
+
+    def _begin(self) -> str | None:
+        """Lone room for those of the start, by the strategy: Ray chooses in one group, which is given up for theirs.
+        What another takes there in between is found elsewhere."""
+        from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+        numbers, until_s = range(self._command.num_begun), time.monotonic() + self._command.timeout_s
+        together = placement_group(
+            [bundle(self._command.rooms[number], None) for number in numbers], strategy=self._command.strategy.upper()
+        )
+        why_none = self._why_none([together], until_s)
+        nodes = placement_group_table(together)["bundles_to_node_id"]
+        remove_placement_group(together)
+        if why_none is not None:
+            return why_none
+        return self._why_none([self._reserve_lone(number, None, nodes[number]) for number in numbers], until_s)
 
     def lone(self, number: int) -> Any:
         """The group of a worker that has no room in the common one: the one there is, or a new one, for which Ray may
@@ -84,8 +104,12 @@ class RayRoom:
 
     def is_known(self) -> bool:
         """The head has this room. False: it is another one than the driver has joined. Raises what Ray does."""
+        import ray
         from ray.util.placement_group import placement_group_table
 
+        if self.group is None:
+            ray.get_actor(self._warden_name)
+            return True
         return placement_group_table(self.group).get("state", "REMOVED") != "REMOVED"
 
     async def attend(self) -> bool:
@@ -100,7 +124,7 @@ class RayRoom:
 
     def give_back(self) -> None:
         """In a while at most; the warden has it where Ray does not answer."""
-        if self._warden is None or self.group is None:
+        if self._warden is None:
             return
         giving = threading.Thread(target=self._give_back, daemon=True)
         giving.start()
@@ -127,21 +151,21 @@ class RayRoom:
                 self.give_back_lone(number)
         return missing
 
-    def _reserve_lone(self, number: int, home: str | None) -> Any:
-        """With one bundle, whatever the strategy, Ray takes the host that has most room."""
+    def _reserve_lone(self, number: int, home: str | None, node_id: str | None = None) -> Any:
+        """``node_id``: there, if it has room. Else Ray takes the host that has most room."""
         from ray.util.placement_group import placement_group
 
         return placement_group(
-            [bundle(self._command.rooms[number], home)], strategy=self._command.strategy.upper(),
+            [bundle(self._command.rooms[number], home)], strategy="STRICT_PACK", _soft_target_node_id=node_id,
             name=lone_name(self._command.name, number), lifetime="detached",
         )  # fmt: skip
 
     def _hire(self) -> None:
         import ray
 
-        name = f"{self._command.name}-warden"
         self._warden = ray.remote(RoomWarden).options(
-            name=name, lifetime="detached", get_if_exists=True, num_cpus=0, max_restarts=-1, max_concurrency=2
+            name=self._warden_name, lifetime="detached", get_if_exists=True, num_cpus=0, max_restarts=-1,
+            max_concurrency=2,
         ).remote(self._command.name, GRACE_S)  # fmt: skip
 
     def _adopted(self) -> Any:
@@ -189,15 +213,17 @@ class RayRoom:
         reserved = self._command.rooms[: self._command.num_reserved]
         return [bundle(room, homes.get(number)) for number, room in enumerate(reserved)]
 
-    def _why_none(self) -> str | None:
+    def _why_none(self, groups: Sequence[Any], until_s: float | None = None) -> str | None:
         import ray
 
-        if self.group.wait(self._command.timeout_s):
-            return None
-        return (
-            f"in {self._command.timeout_s:g} s Ray has found no room for {self.group.bundle_specs}; "
-            f"free are {ray.available_resources()}"
-        )
+        until_s = time.monotonic() + self._command.timeout_s if until_s is None else until_s
+        for group in groups:
+            if not group.wait(max(0.0, until_s - time.monotonic())):
+                return (
+                    f"in {self._command.timeout_s:g} s Ray has found no room for {group.bundle_specs}; "
+                    f"free are {ray.available_resources()}"
+                )
+        return None
 
 
 def bundle(room: p.Room, home: str | None) -> dict[str, float]:

@@ -25,7 +25,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unknown_fields=True):
-    """Join a cluster and reserve room there for the first ``num_reserved`` workers, together."""
+    """Join a cluster and reserve room there for the first ``num_reserved`` workers, together, or ``num_begun``."""
 
     address: str | None
     """Of a Ray cluster that there is; None: start one on this machine, which ends with the placer."""
@@ -37,7 +37,11 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unknown
     name: str
     """Of the room, the same for every placer of a server: what an earlier one has reserved is taken over."""
     num_reserved: int
-    """Together, at the start. Room for each other worker is reserved when it is placed, under a name of its own."""
+    """Together, at the start, and kept so. Each other worker's room is lone: reserved when it is placed, under a name
+    of its own, and given back alone."""
+    num_begun: int = 0
+    """So many workers, the first ones, get their lone room now: Ray chooses their hosts together. With no
+    ``num_reserved``."""
     homes: dict[int, str] = {}
     """By worker: the IP address of the host where its keeper is, of those that live. Its room is there."""
 
