@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import psutil
 
@@ -83,14 +86,18 @@ class FixedHead(RayHead):
             self.port = probe.getsockname()[1]
         self.token = secrets.token_hex(32)
         self._set_environment()
-        self._nodes = []
+        self._nodes, self._options = [], []
+        self._prepare()
         self.start()
+
+    def _prepare(self):
+        """Before the first start."""
 
     def start(self):
         self._process = subprocess.Popen(
             (sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", str(self.port),
              "--num-cpus", str(self.num_cpus), "--include-dashboard", "false", "--object-store-memory",
-             str(80 << 20), "--disable-usage-stats"),
+             str(80 << 20), "--disable-usage-stats", *self._options),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env=self._own_environment(), start_new_session=True,
         )  # fmt: skip
@@ -128,3 +135,50 @@ class FixedHead(RayHead):
         if self._process.poll() is None:
             self.kill()
         self._restore_environment()
+
+
+class AutoscaledHead(FixedHead):
+    """With Ray's autoscaler over its fake provider: a node more is processes on this machine, and ends once it is
+    idle."""
+
+    def __init__(self, num_cpus, more_cpus):
+        """``more_cpus``: of each node that is added, two at most."""
+        self.more_cpus = more_cpus
+        super().__init__(num_cpus)
+
+    def _prepare(self):
+        """What ``ray up`` would read and complete. Ray's package lacks the example of it that Ray's own
+        ``AutoscalingCluster`` needs, which would also end every Ray on the machine."""
+        import ray
+
+        resources = {"CPU": self.more_cpus, "object_store_memory": 80 << 20}
+        lists = ("cluster_synced_files", "initialization_commands", "setup_commands", "head_setup_commands",
+                 "worker_setup_commands", "head_start_ray_commands", "worker_start_ray_commands")  # fmt: skip
+        config = {
+            "cluster_name": "fake", "max_workers": 2, "idle_timeout_minutes": 0.05, "upscaling_speed": 1.0,
+            "provider": {
+                "type": "external",
+                "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+                "gcs_address": f"{ray.util.get_node_ip_address()}:{self.port}",
+                "use_node_id_as_ip": True, "disable_node_updaters": True, "disable_launch_config_check": True,
+                "worker_liveness_check": False,
+            },
+            "head_node_type": "ray.head.default",
+            "available_node_types": {
+                "ray.head.default": {"resources": {"CPU": self.num_cpus}, "node_config": {}, "max_workers": 0},
+                "more": {"resources": resources, "node_config": {}, "min_workers": 0, "max_workers": 2},
+            },
+            "auth": {}, "docker": {}, "file_mounts": {}, "file_mounts_sync_continuously": False,
+            **{name: [] for name in lists},
+        }  # fmt: skip
+        self._folder = tempfile.TemporaryDirectory(prefix="autoscaled-")
+        path = Path(self._folder.name, "cluster.json")
+        path.write_text(json.dumps(config))
+        self._options = ["--autoscaling-config", str(path)]
+
+    def _own_environment(self):
+        return super()._own_environment() | {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+
+    def close(self):
+        super().close()
+        self._folder.cleanup()

@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from host_engines import answers, drawn_prompts, engine_of, expected_answers
-from ray_cluster import HAS_RAY, WHY_NOT, FixedHead, RayHead
+from ray_cluster import HAS_RAY, WHY_NOT, AutoscaledHead, FixedHead, RayHead
 
 from jettison.device.model.create import create_model
 from jettison.errors import UserError
@@ -113,29 +114,32 @@ async def test_ray_s_driver_and_head_may_die_while_tokens_flow(folder: Path, hea
         await engine.close()
 
 
-def hosts_of_rooms(head: RayHead) -> list[str]:
-    """Nodes of the bundles that there are, as a driver of another user sees it; all that live, where there are none."""
+def seen(head: RayHead, what: str) -> Any:
+    """An expression's value, as a driver of another user sees it."""
     code = (
         "import ray, json, sys; from ray.util.placement_group import placement_group_table as table\n"
-        "ray.init(address=sys.argv[1], log_to_driver=False)\n"
-        "nodes = [n for g in table().values() if g['state'] == 'CREATED' for n in g['bundles_to_node_id'].values()]\n"
-        "print(json.dumps(nodes or [n['NodeID'] for n in ray.nodes() if n['Alive']]))"
+        f"ray.init(address=sys.argv[1], log_to_driver=False)\nprint(json.dumps({what}))"
     )
     said = subprocess.run((sys.executable, "-c", code, head.address), capture_output=True, text=True, check=True)
-    return list(json.loads(said.stdout.splitlines()[-1]))
+    return json.loads(said.stdout.splitlines()[-1])
+
+
+def nodes(head: RayHead) -> set[str]:
+    """Those that live."""
+    return set(seen(head, "[node['NodeID'] for node in ray.nodes() if node['Alive']]"))
+
+
+def nodes_of_rooms(head: RayHead) -> list[str]:
+    """Of each bundle that is reserved."""
+    created = "(g for g in table().values() if g['state'] == 'CREATED')"
+    return list(seen(head, f"[node for g in {created} for node in g['bundles_to_node_id'].values()]"))
 
 
 def counted(head: RayHead) -> tuple[float, list[str]]:
-    """Cores that Ray counts as free, and the states of its placement groups, as a driver of another user sees it."""
-    code = (
-        "import ray, json, sys; from ray.util.placement_group import placement_group_table as table\n"
-        "ray.init(address=sys.argv[1], log_to_driver=False)\n"
-        "free = ray.available_resources().get('CPU', 0.0)\n"
-        "print(json.dumps([free, [g['state'] for g in table().values() if g['state'] != 'REMOVED']]))"
-    )
-    said = subprocess.run((sys.executable, "-c", code, head.address), capture_output=True, text=True, check=True)
-    free, states = json.loads(said.stdout.splitlines()[-1])
-    return free, states
+    """Cores that Ray counts as free, and the states of its placement groups."""
+    states = "[g['state'] for g in table().values() if g['state'] != 'REMOVED']"
+    free, groups = seen(head, f"[ray.available_resources().get('CPU', 0.0), {states}]")
+    return free, groups
 
 
 @needs_ray
@@ -200,8 +204,9 @@ async def test_a_head_that_returns_without_what_it_knew_counts_once_what_has_liv
 class Server:
     """A placer of two workers, of which one has room from the start and the other is scaled out, and their keepers."""
 
-    def __init__(self, head: RayHead) -> None:
-        self.rooms = [Room(num_cpus=1, num_gpus=0, memory_bytes=0)] * 2
+    def __init__(self, head: RayHead, num_cpus: int = 1) -> None:
+        """``num_cpus``: of the one that is scaled out."""
+        self.rooms = [Room(num_cpus=n, num_gpus=0, memory_bytes=0) for n in (1, num_cpus)]
         self.placer = RayPlacer(self.rooms, head.address, "spread", num_reserved=1, name="scaled-out")
 
     def post(self, number: int, life: int = 0) -> KeeperPost:
@@ -253,13 +258,13 @@ async def test_workers_of_the_start_that_may_go_are_placed_together_and_give_the
     head.add_node(4)
     server = Server(head)
     try:
-        await until(lambda: len(hosts_of_rooms(head)) == 2)
+        await until(lambda: len(nodes(head)) == 2)
         for strategy, num_hosts in (("spread", 2), ("pack", 1)):
             server.placer = placer = RayPlacer(
                 server.rooms, head.address, strategy, num_reserved=2, gives_back=True, name=f"elastic-{strategy}"
             )  # fmt: skip
             await placer.open()
-            assert len(set(hosts_of_rooms(head))) == num_hosts
+            assert len(set(nodes_of_rooms(head))) == num_hosts
             assert counted(head) == (6.0, ["CREATED"] * 2)
             if strategy == "spread":
                 await placer.close()
@@ -295,6 +300,27 @@ async def test_a_head_that_returns_without_what_it_knew_counts_what_has_been_sca
         head.start()
         await until(lambda: placer.why_none is None)
         await until(lambda: counted(head) == (0.0, ["CREATED"] * 2))
+    finally:
+        await placer.close()
+        head.close()
+
+
+@needs_ray
+async def test_an_autoscaler_starts_a_host_for_a_worker_that_none_has_room_for_and_ends_it_behind_the_worker() -> None:
+    head = AutoscaledHead(num_cpus=1, more_cpus=2)
+    server = Server(head, num_cpus=2)
+    placer = server.placer
+    try:
+        await placer.open()
+        await placer.place(server.post(0))
+        first = nodes(head)
+        assert len(first) == 1 and counted(head) == (0.0, ["CREATED"])
+        await placer.place(server.post(1))
+        assert len(nodes(head)) == 2 and set(nodes_of_rooms(head)) == nodes(head)
+        assert counted(head) == (0.0, ["CREATED"] * 2)
+        await placer.remove(server.post(1))
+        await until(lambda: nodes(head) == first)
+        assert counted(head) == (0.0, ["CREATED"])
     finally:
         await placer.close()
         head.close()
