@@ -292,6 +292,7 @@ async def test_a_hung_worker_is_given_up_and_heard_no_more(stage, kill_hung):
         now.crew.send(0, m.ReportMemory(1))
         await now.until(lambda: now.exits)
         assert now.exits == [(0, -signal.SIGKILL)] and list(now.crew.pids) == [1]
+        assert "silent for" in now.crew.why_over(0)
         if not kill_hung:
             assert not old.ended.done()
             now.wake(old)

@@ -428,6 +428,9 @@ async def test_requests_that_no_worker_can_take_are_waiting_ones(model_dir: Path
             await asyncio.sleep(0)
             snapshot = engine.snapshot()
             assert (snapshot.num_unplaced, snapshot.num_waiting, snapshot.groups) == (3, 3, [])
+            assert snapshot.troubles == tuple(
+                f"worker {w} is down and is being started again: its process ended with code -9" for w in (0, 1)
+            )
             assert snapshot.num_unplaced_offline == 1
             assert [reason for _, reason in await asyncio.gather(*streams)] == [FinishReason.LENGTH] * 4
         snapshot = engine.snapshot()

@@ -51,12 +51,14 @@ async def test_workers_come_back_one_at_a_time_and_failed_starts_are_tried_again
 
     restarter = Restarter(start, lambda r: joined.append(r.worker_id), gone.append, max_restarts=2, window_s=60.0)
     for worker_id in (0, 1, 2, 0):
-        restarter.worker_lost(worker_id)
+        restarter.worker_lost(worker_id, "killed")
+    assert restarter.why_down == dict.fromkeys((0, 1, 2), "killed")
     async with asyncio.timeout(PATIENCE_S):
         while len(joined) + len(gone) < 3:
             await asyncio.sleep(0.01)
     assert sorted(joined) == [0, 1] and gone == [2] and most == 1
     assert attempts.count(0) == 2 and attempts.count(2) == 2
+    assert restarter.why_down == {2: "it could not be started: injected"}
     await restarter.close()
 
 
@@ -77,12 +79,12 @@ async def test_whatever_a_start_raises_is_a_failed_attempt(monkeypatch: pytest.M
                 await asyncio.sleep(0.01)
 
     restarter = Restarter(start, lambda r: joined.append(r.worker_id), gone.append, max_restarts=3, window_s=60.0)
-    restarter.worker_lost(0)
+    restarter.worker_lost(0, "killed")
     await until_told(1)
     assert (joined, gone, errors) == ([], [0], []), "three attempts failed: it stays down, and that is told"
-    restarter.worker_lost(1)
+    restarter.worker_lost(1, "killed")
     await until_told(2)
-    restarter.worker_lost(1)
+    restarter.worker_lost(1, "killed")
     await until_told(3)
     assert joined == [1, 1], "a later death of a worker that came back is a death again"
     await restarter.close()
@@ -114,7 +116,7 @@ async def test_a_new_worker_is_tried_until_it_is_there_and_no_dead_one_waits_beh
     async with asyncio.timeout(PATIENCE_S):
         await tried.wait()
         assert waits == [(9, "no room")] * 3, "more often than a dead one may be started again"
-        restarter.worker_lost(0)
+        restarter.worker_lost(0, "killed")
         while joined != [0]:
             await asyncio.sleep(0.01)
         restarter.call_off(9)

@@ -76,6 +76,7 @@ class _Life:
     """Peers have been told where it is."""
     is_retired: bool = False
     """It was told to end, as it is not needed."""
+    why_given_up: str | None = None
 
     @property
     def is_up(self) -> bool:
@@ -142,6 +143,11 @@ class Crew:
     def life(self, worker: WorkerId) -> int:
         """Which life of a worker is the present one."""
         return self._lives[worker].number
+
+    def why_over(self, worker: WorkerId) -> str:
+        """Why the present life of a worker is over, once ``on_exit`` has told that it is."""
+        life = self._lives[worker]
+        return life.why_given_up or f"its process ended with code {life.handle.ended.result()}"
 
     @property
     def _first_life(self) -> int:
@@ -298,6 +304,7 @@ class Crew:
         if life.reported or self._closing:
             return
         log.error("worker %d is given up: %s", worker, why)
+        life.why_given_up = why
         self._part(worker, life)
         self._server.hang_up(worker)
         if self.kill_hung:

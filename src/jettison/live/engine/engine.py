@@ -324,9 +324,10 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """See ``EngineClient.snapshot``."""
-        if self._driver is None or self._crew is None:
+        if self._driver is None or self._crew is None or self._restarter is None:
             return EngineSnapshot(self._state, self._config.memory.block_size)
-        snapshot = take_snapshot(self._driver, self._state, self._config, self._crew.pids, self._crew.troubles)
+        snapshot = take_snapshot(
+            self._driver, self._state, self._config, self._crew.pids, self._restarter.why_down, self._crew.troubles)
         snapshot.weights = self._weights_digest
         snapshot.own_products, snapshot.products_of_some = self._own_products.all, self._own_products.of_some
         return snapshot
@@ -418,7 +419,7 @@ class Engine:
             self._fail(f"worker {worker_id} is gone")
             return
         self._handle(ports.WorkerLost(worker_id))
-        self._restarter.worker_lost(worker_id)
+        self._restarter.worker_lost(worker_id, self._crew.why_over(worker_id))
 
     def _on_worker_joined(self, ready: m.WorkerReady) -> None:
         assert self._driver is not None and self._crew is not None and self._provisioner is not None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from jettison.errors import JettisonError
@@ -79,15 +79,22 @@ class Restarter:
         self._on_gone = on_gone
         self._on_waits = on_waits
         self._limits = (max_restarts, window_s)
+        self._why_down: dict[WorkerId, str] = {}
         self._budgets: dict[WorkerId, RestartBudget] = {}
         self._tasks: dict[WorkerId, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         """Tasks that were called off and have not ended."""
         self._turn, self._new_turn = asyncio.Lock(), asyncio.Lock()
 
-    def worker_lost(self, worker_id: WorkerId) -> None:
-        """A worker is dead. A second call while it is being brought back changes nothing."""
+    @property
+    def why_down(self) -> Mapping[WorkerId, str]:
+        """Why each worker is down that is to be there: what its process ended of, or its last start failed of."""
+        return self._why_down
+
+    def worker_lost(self, worker_id: WorkerId, why: str) -> None:
+        """A worker is dead: ``why``. A second call while it is being brought back changes nothing."""
         if worker_id not in self._tasks:
+            self._why_down[worker_id] = why
             self._tasks[worker_id] = asyncio.create_task(self._bring_back(worker_id), name=f"restart-{worker_id}")
 
     def start_new(self, worker_id: WorkerId) -> None:
@@ -97,6 +104,7 @@ class Restarter:
 
     def call_off(self, worker_id: WorkerId) -> None:
         """Start a worker no more; nothing where none is being started. What was begun of it ends soon."""
+        self._why_down.pop(worker_id, None)
         if (task := self._tasks.pop(worker_id, None)) is not None:
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
@@ -112,6 +120,7 @@ class Restarter:
         ready = await self._started_again(worker_id)
         del self._tasks[worker_id]
         if ready is not None:
+            self._why_down.pop(worker_id, None)
             self._on_joined(ready)
             return
         log.error("worker %d was started %d times in %.0f s and stays down", worker_id, *self._limits)
@@ -137,11 +146,14 @@ class Restarter:
             if pause_s is None:
                 return None
             await asyncio.sleep(pause_s)
-            if (ready := await self._attempt(worker_id, self._turn)) is not None:
+            if (ready := await self._attempt(worker_id, self._turn, self._note_failed)) is not None:
                 return ready
 
+    def _note_failed(self, worker_id: WorkerId, reason: str) -> None:
+        self._why_down[worker_id] = f"it could not be started: {reason}"
+
     async def _attempt(
-        self, worker_id: WorkerId, turn: asyncio.Lock, on_failed: Callable[[WorkerId, str], None] | None = None
+        self, worker_id: WorkerId, turn: asyncio.Lock, on_failed: Callable[[WorkerId, str], None]
     ) -> m.WorkerReady | None:
         """One start; None where it failed, of which ``on_failed`` is told the reason."""
         try:
@@ -150,6 +162,5 @@ class Restarter:
         except Exception as error:
             is_known = isinstance(error, JettisonError)
             log.error("worker %d could not be started: %s", worker_id, error, exc_info=not is_known)
-            if on_failed is not None:
-                on_failed(worker_id, str(error) or type(error).__name__)
+            on_failed(worker_id, str(error) or type(error).__name__)
             return None

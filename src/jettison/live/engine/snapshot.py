@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from jettison.config import EngineConfig
 from jettison.core.load.bubbles import StageTimes
 from jettison.core.observing import devices_wanted, offline_gauges
+from jettison.core.state import WorkerState
 from jettison.core.totals import counters
 from jettison.live.engine.api import EngineSnapshot, EngineState, GroupSnapshot, WorkerSnapshot
 from jettison.live.engine.driver import CoreDriver
@@ -16,9 +17,10 @@ from jettison.types import NANOSECONDS, WorkerId
 
 def take_snapshot(
     driver: CoreDriver, state: EngineState, config: EngineConfig, pids: Mapping[WorkerId, int],
-    troubles: Sequence[str] = (),
+    why_down: Mapping[WorkerId, str], troubles: Sequence[str],
 ) -> EngineSnapshot:
-    """Read everything at one moment; cheap. ``troubles``: of starting workers, beside the core's own."""
+    """Read everything at one moment; cheap. ``why_down``: of dead workers, where it is known. ``troubles``: of starting
+    workers, beside the core's own."""
     core = driver.core
     groups = [
         GroupSnapshot(
@@ -63,11 +65,21 @@ def take_snapshot(
                 sleep=str(core.sleepers.state_of(worker_id)),
             )
         )
+    down = [
+        f"worker {each.worker_id} {_told_down(core.state.workers[each.worker_id])}:"
+        f" {why_down.get(each.worker_id, 'its process has ended')}"
+        for each in workers if each.is_provisioned and not each.alive
+    ]  # fmt: skip
     totals = counters(core) | driver.delays.totals()
     num_unplaced = len(core.state.unplaced_online())
     return EngineSnapshot(
         state, config.memory.block_size, groups, workers, totals, core.ladder.gauges(), num_unplaced=num_unplaced,
-        num_unplaced_offline=len(core.state.unplaced) - num_unplaced, troubles=(*core.recoveries.troubles, *troubles),
+        num_unplaced_offline=len(core.state.unplaced) - num_unplaced,
+        troubles=(*down, *core.recoveries.troubles, *troubles),
         checkpoint_lag_blocks=core.ladder.lag_blocks, num_devices_wanted=devices_wanted(core), slo=core.objectives,
         wakes_s=core.ladder.wakes_s, waits=dict(core.sleepers.provisioning.waits),
     )
+
+
+def _told_down(worker: WorkerState) -> str:
+    return "was started too often and stays down" if worker.is_gone else "is down and is being started again"

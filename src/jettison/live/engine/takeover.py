@@ -43,7 +43,7 @@ def missing_of(ready: Sequence[m.WorkerReady], specs: Sequence[WorkerSpec], num_
 
 def fill_kept(
     ready: Sequence[m.WorkerReady], missing: Sequence[WorkerId], driver: CoreDriver,
-    life_of: Callable[[WorkerId], int], handle: Callable[[ports.Event], None], restart: Callable[[WorkerId], None],
+    life_of: Callable[[WorkerId], int], handle: Callable[[ports.Event], None], restart: Callable[[WorkerId, str], None],
 ) -> None:
     """Note each worker's life. Where some are taken over, tell the driver of them all, and have ``handle`` hear of
     those that lack shards, and of the ``missing``, which are dead to the core and brought back by ``restart``; where
@@ -67,4 +67,4 @@ def fill_kept(
     for event, kept in lacking:
         handle(ports.WorkerJoined(event.worker_id, event.capacity_blocks, life_of(event.worker_id), kept))
     for worker in missing:
-        restart(worker)
+        restart(worker, "it has not outlived the controller before this one")
