@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import select
 import signal
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -234,3 +236,10 @@ async def test_an_address_that_cannot_be_had_is_told_of():
     with pytest.raises(JettisonError, match=r"keepers cannot be taken at tcp:203\.0\.113\.1:1"):
         await desk.server.start("tcp:203.0.113.1:1", OURS.papers_for(CONTROLLER))
     await desk.server.close()
+
+
+async def test_a_first_controller_finds_no_keepers_and_says_nothing(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    door = HostDoor(1.0, lambda keeper, word: None, lambda: None)
+    assert await door.find(SimpleNamespace(folder=tmp_path)) is None
+    assert not caplog.records and not door.is_open

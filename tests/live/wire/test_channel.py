@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 
 import pytest
@@ -105,6 +106,21 @@ async def test_another_secret_is_refused(controller):
     with pytest.raises(LinkDownError, match="secret"):
         await controller.connect(1, b"x" * 32)
     assert not controller.server.is_connected(1)
+
+
+async def test_a_life_that_is_over_is_let_in_no_more_which_is_said_once(controller, caplog):
+    caplog.set_level(logging.INFO, "jettison.live.wire.channel")
+    controller.server.expect(1, 1)
+    over = Credentials(SECRET, Identity(1, 0))
+    for _ in range(3):
+        channel = await asyncio.to_thread(WorkerChannel.connect, controller.address, over)
+        async with asyncio.timeout(PATIENCE_S):
+            while channel.is_open:
+                channel.receive()
+                await asyncio.sleep(0.001)
+    assert not controller.server.is_connected(1)
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == ("INFO", "life 0 of worker 1 is over and let in no more")
 
 
 async def test_garbage_costs_one_connection(controller):

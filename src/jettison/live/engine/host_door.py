@@ -60,6 +60,9 @@ class HostDoor:
         try:
             await asyncio.get_running_loop().sock_connect(sock, _path(heritage))
             process = _Found.at(sock)
+        except FileNotFoundError:  # none has been there: the ordinary first start
+            sock.close()
+            return None
         except OSError as error:
             sock.close()
             log.info("there are no keepers of an earlier controller: %s", error)

@@ -201,6 +201,8 @@ class ControlServer:
         """Worker -> the only life of it that is let in."""
         self._awaited: set[WorkerId] = set()
         """Those of them that have not come."""
+        self._turned_away: dict[WorkerId, int] = {}
+        """Worker -> the last life of it that was not let in."""
         self._gate: Gate | None = None
         self._connections: dict[WorkerId, _Connection] = {}
         self._all: set[_Connection] = set()
@@ -278,6 +280,12 @@ class ControlServer:
     def is_wanted(self, worker_id: WorkerId, life: int) -> bool:
         """Whether this life is let in."""
         return self._lives.get(worker_id) == life
+
+    def turned_away(self, worker_id: WorkerId, life: int) -> None:
+        """A life that is not wanted has knocked. It does so again and again until it ends; it is told of once."""
+        if self._turned_away.get(worker_id) != life:
+            self._turned_away[worker_id] = life
+            log.info("life %d of worker %d is over and let in no more", life, worker_id)
 
     def closed(self, connection: _Connection) -> None:
         """The connection is over."""
@@ -362,7 +370,9 @@ class _Connection(asyncio.Protocol):
         if self._tls is not None:
             check_shown(name_shown(self._tls), None if self._enrols else handshake.peer)
         if not self._server.is_wanted(worker_id, life):
-            raise LinkDownError(f"life {life} of worker {worker_id} is not wanted")
+            self._server.turned_away(worker_id, life)
+            self.hang_up()
+            return b""
         self._deadline.cancel()
         self._settled()
         self._handshake = None
