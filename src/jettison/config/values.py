@@ -142,6 +142,14 @@ def nonempty(value: object) -> str:
     return value
 
 
+def host_and_port(value: object) -> str:
+    """``HOST:PORT``, with a port from 1 to 65535."""
+    match = re.fullmatch(r"[^\s/]+:([0-9]{1,5})", value) if isinstance(value, str) else None
+    if match is None or not 0 < int(match.group(1)) < 65536:
+        raise ValueError(f"needs HOST:PORT, such as 10.0.0.1:6379, not {value!r}")
+    return match.group()
+
+
 def json_object(value: object) -> str:
     """A JSON object, given as text or as a mapping of a YAML file; returned as text in standard form."""
     try:

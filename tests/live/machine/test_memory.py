@@ -90,9 +90,10 @@ def test_interpreters_and_parameters_that_do_not_fit_are_a_complaint_with_both_n
 
 @pytest.mark.parametrize(("instances", "cores", "warns"), [(1, 1, False), (2, 2, False), (3, 2, True), (64, 2, True)])
 def test_more_instances_than_cores_are_a_warning(instances: int, cores: int, warns: bool) -> None:
-    warning = cores_warning(instances, 1, cores)
+    warning = cores_warning(instances, 1, cores, "--max-instances")
     assert (warning is not None) == warns
     assert warning is None or (f"{instances} instances" in warning and f"{cores} core" in warning)
+    assert warning is None or warning.endswith("; lower --max-instances")
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +148,28 @@ def test_processes_that_do_not_fit_are_refused_before_they_start(
     assembly.assemble(config).check()
     (record,) = caplog.records
     assert record.getMessage().startswith("64 instances of 1 thread(s) on 2 core(s)")
+
+
+@pytest.mark.parametrize(("at_start", "flag"), [(3, "--instances"), (1, "--max-instances")])
+def test_a_warning_names_the_flag_that_says_how_many_there_may_be(
+    at_start: int, flag: str, model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(assembly, "memory_limit", lambda: None)
+    monkeypatch.setattr(assembly, "usable_cores", lambda: 2)
+    config = EngineConfig.resolve(
+        model=str(model_dir), memory="4MiB", instances=at_start, max_instances=3, num_threads=1)
+    assembly.assemble(config).check()
+    (record,) = caplog.records
+    assert record.getMessage().endswith(f"; lower {flag}")
+
+
+def test_this_machine_is_not_asked_for_the_room_of_other_hosts(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(assembly, "memory_limit", lambda: (1, MACHINE))
+    monkeypatch.setattr(assembly, "usable_cores", lambda: 1)
+    of_ray = {"model": str(model_dir), "memory": "4MiB", "instances": 4, "launcher": "ray"}
+    assembly.assemble(EngineConfig.resolve(**of_ray, ray_address="head:6379")).check()
+    assert not caplog.records
+    with pytest.raises(BudgetError, match="4 instances need"):  # a cluster that is started here
+        assembly.assemble(EngineConfig.resolve(**of_ray)).check()

@@ -189,18 +189,22 @@ class Assembly:
 
     def _check_machine(self) -> None:
         """Raise BudgetError where the processes and parameters of all instances that there may be do not fit into this
-        machine's memory; warn of less."""
+        machine's memory; warn of less. Of hosts that are others nothing is known here."""
+        if (why_awake := self.config.sleep.why_nobody_sleeps(len(self.worker_specs))) is not None:
+            log.warning("%s", why_awake)
+        if not self.config.hosts.are_this_machine:
+            return
         specs = self.worker_specs
+        flag = "--instances" if len(specs) == self.config.instances else "--max-instances"
         is_hosted = specs[0].back_end == HOST  # else all but the host memory is a card's
         budget_bytes = sum(spec.host_bytes + is_hosted * spec.memory_bytes for spec in specs)
         parameter_bytes = is_hosted * self._parameter_bytes_of(specs)
-        wanted = Wanted(len(specs), budget_bytes, parameter_bytes, self.config.api_servers)
+        wanted = Wanted(len(specs), budget_bytes, parameter_bytes, self.config.api_servers, flag)
         limit = memory_limit()
         if (complaint := wanted.complaint(limit)) is not None:
             raise BudgetError(complaint)
         for warning in (
-            wanted.warning(limit), cores_warning(len(specs), specs[0].num_threads, usable_cores()),
-            self.config.sleep.why_nobody_sleeps(len(specs)),
+            wanted.warning(limit), cores_warning(len(specs), specs[0].num_threads, usable_cores(), flag),
         ):  # fmt: skip
             if warning is not None:
                 log.warning("%s", warning)

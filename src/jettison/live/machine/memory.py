@@ -70,6 +70,8 @@ class Wanted:
     parameter_bytes: int
     """All instances': the part of their budgets that is written at the start."""
     num_front_ends: int = 0
+    flag: str = "--instances"
+    """Which one says how many instances there may be."""
 
     @property
     def process_bytes(self) -> int:
@@ -88,7 +90,7 @@ class Wanted:
             return None
         return (
             f"{self.num_instances} instances need {gib(start_bytes)} before they serve anything"
-            f" ({self._what_of_it}), more than the {gib(limit[0])} of {limit[1]}: lower --instances"
+            f" ({self._what_of_it}), more than the {gib(limit[0])} of {limit[1]}: lower {self.flag}"
         )
 
     def warning(self, limit: tuple[int, str] | None) -> str | None:
@@ -98,17 +100,17 @@ class Wanted:
             return None
         return (
             f"all instances together may come to use {gib(wanted_bytes)} ({self._what_of_it}), more than the"
-            f" {gib(limit[0])} of {limit[1]}: the kernel will end a worker when they do; lower --memory or --instances"
+            f" {gib(limit[0])} of {limit[1]}: the kernel will end a worker when they do; lower --memory or {self.flag}"
         )
 
 
-def cores_warning(num_instances: int, num_threads: int, num_cores: int) -> str | None:
-    """One line where there are more instances than cores."""
+def cores_warning(num_instances: int, num_threads: int, num_cores: int, flag: str) -> str | None:
+    """One line where there are more instances than cores. ``flag``: which one says how many instances there may be."""
     if num_instances <= num_cores:
         return None
     return (
         f"{num_instances} instances of {num_threads} thread(s) on {num_cores} core(s): they start and compute in turns;"
-        " lower --instances"
+        f" lower {flag}"
     )
 
 
