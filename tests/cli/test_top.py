@@ -207,11 +207,12 @@ async def test_a_server_with_too_many_viewers_is_shown_all_the_same(running, mon
         assert paths.count("/console/requests") == 4, "after 3, 6 and 12 more"
 
 
-@pytest.mark.parametrize(("settings", "told"), [
-    ({"api_keys": ("k",)}, "asks for a key"), ({"console": ConsoleSettings(is_on=False)}, "shows no console"),
+@pytest.mark.parametrize(("settings", "key", "told"), [
+    ({"api_keys": ("k",)}, None, "asks for a key"), ({"api_keys": ("k",)}, "bad", "does not take this key"),
+    ({"console": ConsoleSettings(is_on=False)}, None, "shows no console"),
 ])
-async def test_a_refusal_is_told(running, settings, told):
-    async with running(FakeEngine(), **settings) as port, Reader(f"http://127.0.0.1:{port}", None) as reader:
+async def test_a_refusal_is_told(running, settings, key, told):
+    async with running(FakeEngine(), **settings) as port, Reader(f"http://127.0.0.1:{port}", key) as reader:
         assert told in (await reader.read()).trouble
 
 

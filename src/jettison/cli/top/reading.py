@@ -56,6 +56,7 @@ class Reader:
 
     def __init__(self, url: str, key: str | None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._has_key = bool(key)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         # A full server closes idle connections; one that is used at that moment would look like a lost server.
         self._session = aiohttp.ClientSession(
@@ -144,7 +145,7 @@ class Reader:
         except (aiohttp.ClientError, ssl.SSLError, OSError, ValueError) as error:
             raise NoAnswerError(f"no answer from {self.url}: {error or type(error).__name__}") from None
         if answer.status != 200:
-            raise NoAnswerError(_refusal(answer.status, self.url))
+            raise NoAnswerError(_refusal(answer.status, self.url, has_key=self._has_key))
         try:
             document = json.loads(body)
         except ValueError:
@@ -154,9 +155,10 @@ class Reader:
         return document
 
 
-def _refusal(status: int, url: str) -> str:
+def _refusal(status: int, url: str, *, has_key: bool) -> str:
+    refused = "does not take this key: --api-key"
     told = {
-        401: "asks for a key: --api-key", 403: "does not take this key: --api-key",
+        401: refused if has_key else "asks for a key: --api-key", 403: refused,
         404: "shows no console: it was started with --no-console, or is no Jettison server",
         429: "has too many viewers",
     }  # fmt: skip
