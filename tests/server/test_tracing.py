@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from jettison.config import EngineConfig
 from jettison.core.ports import Record
 from jettison.errors import ConfigError
 from jettison.live.engine.api import LogPart
@@ -301,8 +302,8 @@ async def test_a_period_full_of_requests_lets_the_event_loop_through(monkeypatch
 def test_endpoints_that_cannot_be(monkeypatch):
     assert traces_to(None, no_records, "fake") is None
     for endpoint in ("grpc://host:4317", "host:4317", "http://"):
-        with pytest.raises(ConfigError, match="over HTTP"):
-            traces_to(endpoint, no_records, "fake")
+        with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint needs http://HOST:PORT .* over HTTP"):
+            EngineConfig.resolve(model="m", otlp_traces_endpoint=endpoint)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError) as refused:
         traces_to("http://host:4318", no_records, "fake")

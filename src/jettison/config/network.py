@@ -70,11 +70,19 @@ class ConsoleConfig:
         "its batches need one all the same).", name="console_open")
 
 
+def _collector(value: object) -> str:
+    scheme, _, rest = nonempty(value).partition("://")
+    if scheme not in ("http", "https") or not rest:
+        raise ValueError(f"needs http://HOST:PORT or https://HOST:PORT, not {value!r}: OTLP is spoken over HTTP"
+                         " (collectors listen for it on 4318), not over gRPC")
+    return f"{scheme}://{rest}"
+
+
 @dataclass(frozen=True, slots=True)
 class TracesConfig:
     """Traces of requests."""
 
     endpoint: str | None = config_key(
-        None, nonempty, "Collector of OpenTelemetry's traces (OTLP over HTTP, http://HOST:4318): each request's way "
+        None, _collector, "Collector of OpenTelemetry's traces (OTLP over HTTP, http://HOST:4318): each request's way "
         "through queue, prefill, decode and moves. Needs pip install 'jettison[otel]'.", name="otlp_traces_endpoint",
         metavar="URL", unset="none")

@@ -377,17 +377,15 @@ def _provider(outbox: _Outbox) -> TracerProvider:
 
 
 def traces_to(endpoint: str | None, records: RecentRecords, model_name: str) -> Traces | None:
-    """Traces to a collector that takes OTLP over HTTP; None without an endpoint. Raises ConfigError."""
+    """Traces to a collector that takes OTLP over HTTP, at an http or https URL; None without an endpoint. Raises
+    ConfigError where OpenTelemetry is not installed."""
     if endpoint is None:
         return None
-    scheme, _, rest = endpoint.partition("://")
-    if scheme not in ("http", "https") or not rest:
-        raise ConfigError(f"--otlp-traces-endpoint needs http://HOST:PORT or https://HOST:PORT, not {endpoint!r}: OTLP "
-                          "is spoken over HTTP (collectors listen for it on 4318), not over gRPC")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
         raise ConfigError(NO_OTEL) from None
-    url = endpoint if rest.strip("/").count("/") else endpoint.rstrip("/") + PATH
+    has_path = endpoint.partition("://")[2].strip("/").count("/")
+    url = endpoint if has_path else endpoint.rstrip("/") + PATH
     timeout_s = None if os.environ.get("OTEL_EXPORTER_OTLP_TIMEOUT") else TIMEOUT_S  # None: as the environment says
     return Traces(OTLPSpanExporter(url, timeout=timeout_s), records, model_name)
