@@ -236,6 +236,9 @@ def test_how_many_have_a_process():
     assert EngineConfig.resolve(model="m", min_instances=2, max_instances=4).instances == 2
     shrinks = EngineConfig.resolve(model="m", instances=4, min_instances=1, min_awake=2)
     assert (shrinks.most_instances, shrinks.sleep.min_awake) == (4, 2)
+    assert "--min-awake 2 keeps more instances than --min-instances 1" in str(shrinks.scale.why_more_stay(2))
+    least = EngineConfig.resolve(model="m", instances=1, min_instances=1, max_instances=3)
+    assert least.sleep.min_awake == 1 and least.scale.why_more_stay(1) is fixed.scale.why_more_stay(2) is None
     assert EngineConfig.resolve(**grows.flat()) == grows
     same = EngineConfig.resolve(model="m", instances=2, min_instances=2, max_instances=2, sleep="never")
     assert same.sleep.mode == "never", "none comes or goes"

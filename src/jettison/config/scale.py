@@ -23,6 +23,13 @@ class ScaleConfig:
         None, int_from(1, 1024), "Instances that there may be (auto: --instances): further ones are started where "
         "memory, prompts or deadlines press, and filled by those that serve.", metavar="N", unset="auto")
 
+    def why_more_stay(self, min_awake: int) -> str | None:
+        """A warning for the operator: more instances stay awake than ``min_instances``, so that never so few are left.
+        None: they do not."""
+        if self.min_instances is None or self.min_instances == self.max_instances or min_awake <= self.min_instances:
+            return None
+        return f"--min-awake {min_awake} keeps more instances than --min-instances {self.min_instances}: lower it"
+
 
 def settle_scale(values: dict[str, Any], given: Container[str]) -> None:
     """Complete and check the numbers of instances; ``given``: the keys that were said. Raises ConfigError for numbers

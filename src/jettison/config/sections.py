@@ -344,7 +344,8 @@ class SleepConfig:
         name="sleep_after_s", metavar="SECONDS")
 
     min_awake: int = config_key(
-        2, int_from(1, 1024), "Instances that stay awake however little there is to do; all where there are fewer.",
+        2, int_from(1, 1024), "Instances that stay awake however little there is to do; all where there are fewer. "
+        "Where instances come and go it is --min-instances, unless it is said.",
         metavar="N")
     max_awake: int | None = config_key(
         None, int_from(1, 1024), "Instances that may be awake at one time (all: as many as there are).", metavar="N",

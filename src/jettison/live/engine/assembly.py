@@ -190,8 +190,12 @@ class Assembly:
     def _check_machine(self) -> None:
         """Raise BudgetError where the processes and parameters of all instances that there may be do not fit into this
         machine's memory; warn of less. Of hosts that are others nothing is known here."""
-        if (why_awake := self.config.sleep.why_nobody_sleeps(len(self.worker_specs))) is not None:
-            log.warning("%s", why_awake)
+        sleep = self.config.sleep
+        for why_awake in (
+            sleep.why_nobody_sleeps(len(self.worker_specs)), self.config.scale.why_more_stay(sleep.min_awake),
+        ):  # fmt: skip
+            if why_awake is not None:
+                log.warning("%s", why_awake)
         if not self.config.hosts.are_this_machine:
             return
         specs = self.worker_specs
