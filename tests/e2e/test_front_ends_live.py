@@ -68,6 +68,8 @@ async def test_kill_9_of_one_ends_its_own_streams_only(fronted):
     async with fronted.async_client() as client, httpx.AsyncClient() as http:
         before = front_pids(fronted.pid)
         assert len(before) == 2
+        assert [psutil.Process(pid).name() for pid in before] == ["jettison-front"] * 2
+        assert psutil.Process(fronted.pid).name() == "jettison-parent"
         open_streams = [await opened(client, number) for number in range(NUM_STREAMS)]
         while not all(num_clients(pid, fronted.process.port) for pid in before):
             open_streams.append(await opened(client, len(open_streams)))

@@ -69,6 +69,9 @@ def _run(config: EngineConfig) -> int:
         with imports_that_stay():
             import jettison.server.launch  # noqa: F401 - with all that a controller imports
 
+    from jettison.live.machine.process_name import CONTROLLER, PARENT, name_process
+
+    name_process(PARENT if config.api_servers else CONTROLLER)
     if not config.api_servers:
         with _fork_server_beside(config):
             return controller(None)

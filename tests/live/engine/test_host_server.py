@@ -10,6 +10,7 @@ import signal
 from types import SimpleNamespace
 
 import msgspec
+import psutil
 import pytest
 
 from jettison.errors import JettisonError, LinkDownError
@@ -223,6 +224,7 @@ async def test_a_process_that_does_not_end_is_killed(desk, monkeypatch):
 async def test_without_the_process_that_takes_them_all_keepers_end(desk):
     reader, writer = await desk.come(desk.post(), papers())
     await desk.until(1)
+    assert psutil.Process(desk.server._process.pid).name() == "jettison-hosts"
     desk.server._process.kill()
     await asyncio.wait_for(desk.ended.wait(), PATIENCE_S)
     with contextlib.suppress(OSError):

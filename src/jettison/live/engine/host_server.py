@@ -26,6 +26,7 @@ from typing import cast
 import msgspec
 
 from jettison.errors import LinkDownError
+from jettison.live.machine.process_name import HOST_SERVER, name_process
 from jettison.live.wire import host_orders as h
 from jettison.live.wire.channel import MessageBuffer, framed
 from jettison.live.wire.codec import CodecError
@@ -373,6 +374,7 @@ async def _serve(sock: socket.socket) -> None:
 
 def main() -> None:
     """The process. A terminal's signals are the controller's matter."""
+    name_process(HOST_SERVER)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(stream=sys.stderr, level="WARNING", format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -27,6 +27,7 @@ from jettison.errors import LinkDownError
 from jettison.live.host.keeper import WORKER_COMMAND, Child, Keeper
 from jettison.live.machine.identity import process_table
 from jettison.live.machine.netns import Placement
+from jettison.live.machine.process_name import KEEPER, name_process
 from jettison.live.machine.run_folder import RunFolder
 from jettison.live.wire import host_orders as h
 from jettison.live.wire.channel import MessageBuffer, framed
@@ -205,6 +206,7 @@ def _only_alive(stdout: int) -> int:
 
 def main(said: BinaryIO, stdout: int) -> int:
     """The process. Returns its exit code."""
+    name_process(KEEPER)
     post = msgspec.json.decode(said.readline(), type=h.KeeperPost)
     logging.basicConfig(
         stream=sys.stderr, level=post.log_level,

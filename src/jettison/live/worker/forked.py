@@ -26,11 +26,11 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
+from jettison.live.machine.process_name import FORK_SERVER, name_process
 from jettison.live.wire.fork_orders import (
     MAX_FDS,
     MAX_MESSAGE_BYTES,
@@ -225,7 +225,7 @@ class ForkServer:
                 os.close(fd)
             os.fchdir(folder)
             os.close(folder)
-            Path("/proc/self/comm").write_text(f"jettison-w{order.start.spec.worker_id}")  # what top shows
+            name_process(f"jettison-w{order.start.spec.worker_id}")
             spec = msgspec.structs.replace(order.start.spec, shared_copy_fd=shared_copy)
             exit_code = self._run_worker(WorkerConfig(
                 **msgspec.structs.asdict(order.start) | {"spec": spec},
@@ -258,6 +258,7 @@ def serve_forks(run_worker: RunWorker, import_all: Callable[[], None]) -> None:
     SIGINT, SIGTERM and SIGHUP are ignored on purpose, here and in the workers: a terminal or a service manager sends
     them to the whole process group, and the controller needs its workers to drain, or to go on.
     """
+    name_process(FORK_SERVER)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     door = socket.socket(fileno=os.dup(0))

@@ -19,6 +19,7 @@ from jettison.live.frontend import wire as w
 from jettison.live.frontend.channel import TurnChannel
 from jettison.live.frontend.remote_engine import RemoteEngine
 from jettison.live.machine.garbage import settle_garbage_collector
+from jettison.live.machine.process_name import FRONT_END, name_process
 from jettison.server.console.settings import ConsoleSettings
 from jettison.server.descriptors import WANTED, raise_descriptor_limit
 from jettison.server.fronts.front import FrontState
@@ -76,6 +77,7 @@ async def run(start: FrontStart, listener: socket.socket, parent: socket.socket,
 
 def main() -> None:
     """Serve until told to end."""
+    name_process(FRONT_END)
     # A service manager signals every process of a service, a terminal every process of its group; the parent hears it,
     # the controller lets requests end, and tells when they have.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

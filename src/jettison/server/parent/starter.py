@@ -16,10 +16,11 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+
+from jettison.live.machine.process_name import CONTROLLER, STARTER, name_process
 
 _PR_SET_PDEATHSIG = 1
 _MOST_BYTES = 1 << 12
@@ -115,17 +116,11 @@ class Starter:
             self._pidfd = None
 
 
-def named(name: str) -> None:
-    """What ``top`` and ``ps`` show of this process."""
-    with suppress(OSError):
-        Path("/proc/self/comm").write_text(name)
-
-
 def serve(sock: socket.socket, parent_pid: int, prepare: Callable[[], object]) -> Beginning | None:
     """In the forked process: begin one controller after another. Returns in each of them, and None where the parent has
     hung up."""
     _end_with(parent_pid)
-    named("jettison-start")
+    name_process(STARTER)
     prepare()
     gc.collect()
     gc.freeze()  # else a collection in a controller would write to every page that they share
@@ -178,7 +173,7 @@ def _forked(sock: socket.socket) -> int:
     if pid == 0:
         sock.close()
         _end_with(own_pid)
-        named("jettison-serve")
+        name_process(CONTROLLER)
     return pid
 
 
