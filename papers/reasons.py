@@ -12,7 +12,7 @@ from papers.claims import by_seed, own, share
 from papers.figure import Claim
 from papers.measures import count, mean_exchange_s, mean_load, mean_stay_s, peak_load, ttft, values
 from papers.specs import Spec
-from papers.systems import DROPPING, SPARE, WITHOUT_GUARD
+from papers.systems import BY_PRESSURE, DROPPING, SPARE
 
 ENDLESS_BATCH = 4096
 """Requests in a decode step of which each costs what its own KV and rows cost, the weights next to nothing."""
@@ -51,7 +51,7 @@ def compute_bound() -> tuple[Claim, ...]:
     )
 
 
-def timing(system: str = WITHOUT_GUARD.name) -> tuple[Claim, ...]:
+def timing(system: str = BY_PRESSURE.name) -> tuple[Claim, ...]:
     """When memory ran short within the first burst, what requests waited until then, and whether those that waited
     longest had come by then: where most had, the drop was too late for P99. Seeds without a drop say nothing."""
 

@@ -10,15 +10,15 @@ from papers.variants import Changes, Variant
 KUNSERVE = {"overload_trigger": "pressure"}
 """Load above capacity with requests waiting, whatever compute says (v3 section 4.1)."""
 
-WITHOUT_GUARD = Variant("drop without compute guard", "drop", KUNSERVE)
+BY_PRESSURE = Variant("drop by pressure", "drop", KUNSERVE)
 """KunServe's own trigger."""
 
 SPARE = Variant("memory to spare", "recompute", changes=Changes(kv_scale=8.0))
 """What memory alone could give: eight times of it."""
 
-WITHOUT_RESTORE = replace(WITHOUT_GUARD, name="drop without restore", settings={**KUNSERVE, "restore_threshold": 0.0})
+WITHOUT_RESTORE = replace(BY_PRESSURE, name="drop without restore", settings={**KUNSERVE, "restore_threshold": 0.0})
 
-DROPPING = ("drop", WITHOUT_GUARD.name)
+DROPPING = ("drop", BY_PRESSURE.name)
 
 NUM_PROCESSORS = 8
 REPLICAS = Variant(f"{NUM_PROCESSORS} instances", "recompute")

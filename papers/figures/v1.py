@@ -16,17 +16,17 @@ from papers.plots import by_measure, middle_of, over_sweep, over_time
 from papers.reasons import compute_bound, memory_bound, pressure
 from papers.specs import Results, Seed
 from papers.systems import (
+    BY_PRESSURE,
     DROPPING,
     KUNSERVE,
     PIPELINES_STAND_S,
     REPLICAS,
     SPARE,
-    WITHOUT_GUARD,
     WITHOUT_RESTORE,
 )
 from papers.variants import Changes, Variant
 
-BARE = WITHOUT_GUARD.name
+BARE = BY_PRESSURE.name
 SPIKE = "BurstGPT 14B, spike"
 
 # --- Fig. 4: the same bytes of the host's memory, as KV that goes there or as parameters streamed back at every step
@@ -92,8 +92,8 @@ FIG5 = Figure(
 
 # --- Figs. 10 to 13: its systems under a spike of 14 times
 
-SYSTEMS = ("drop", "recompute", "migrate", "pipeline", WITHOUT_GUARD, SPARE)
-LARGE_SYSTEMS = ("drop", "recompute", "pipeline", WITHOUT_GUARD, SPARE)
+SYSTEMS = ("drop", "recompute", "migrate", "pipeline", BY_PRESSURE, SPARE)
+LARGE_SYSTEMS = ("drop", "recompute", "pipeline", BY_PRESSURE, SPARE)
 
 
 def best_lower(system: str, baseline: str, metric: str) -> Claim:
@@ -248,7 +248,7 @@ FIG13 = Figure(
 # --- Fig. 15: two spikes; KunServe's own trigger, so that both systems drop
 
 TWO_SPIKES, SECOND_SPIKE_S = "BurstGPT 14B, two spikes", 80.0
-RESTORING = replace(WITHOUT_GUARD, name="drop, live restore")
+RESTORING = replace(BY_PRESSURE, name="drop, live restore")
 KEEPING = replace(WITHOUT_RESTORE, name="drop, no restore")
 R, K = RESTORING.name, KEEPING.name
 
@@ -292,13 +292,13 @@ FIG15 = Figure(
 
 # --- Fig. 16: both greedy planners in a run, and each against every grouping of eight instances on paper
 
-MEMORY_GREEDY = replace(WITHOUT_GUARD, name="memory-greedy", settings={**KUNSERVE, "planner": "memory"})
+MEMORY_GREEDY = replace(BY_PRESSURE, name="memory-greedy", settings={**KUNSERVE, "planner": "memory"})
 
 FIG16 = Figure(
     "kunserve-v1-fig16", "grouping strategies against exhaustive search", "v1 section 5.3",
     (
         Part(
-            SPIKE, spec="v1-burst", systems=(WITHOUT_GUARD, MEMORY_GREEDY), conditions=BARE,
+            SPIKE, spec="v1-burst", systems=(BY_PRESSURE, MEMORY_GREEDY), conditions=BARE,
             claims=tuple(
                 higher(f"{metric}, times higher", measure, MEMORY_GREEDY.name, BARE).stated(
                     paper, (1, 2 * paper - 1), "from none to twice the paper's increase"

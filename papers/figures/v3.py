@@ -16,6 +16,7 @@ from papers.plots import by_measure, over_time
 from papers.reasons import compute_bound, memory_bound, pressure
 from papers.specs import Spec
 from papers.systems import (
+    BY_PRESSURE,
     KUNSERVE,
     MERGES,
     NUM_PROCESSORS,
@@ -23,12 +24,11 @@ from papers.systems import (
     REPLICAS,
     SPARE,
     STATIC_PIPELINES,
-    WITHOUT_GUARD,
     WITHOUT_RESTORE,
 )
 from papers.variants import Variant
 
-BARE, STAYS_DROPPED = WITHOUT_GUARD.name, WITHOUT_RESTORE.name
+BARE, STAYS_DROPPED = BY_PRESSURE.name, WITHOUT_RESTORE.name
 
 # --- Figs. 2 and 16: 640 s with two overloads
 
@@ -38,7 +38,7 @@ FIG2 = Figure(
     "kunserve-fig2", "what overload does to recompute, swap and migrate", "v3 section 2.2",
     (
         Part(
-            LONG, spec="long-run", systems=("drop", "recompute", "swap", "migrate", WITHOUT_GUARD, SPARE),
+            LONG, spec="long-run", systems=("drop", "recompute", "swap", "migrate", BY_PRESSURE, SPARE),
             conditions="recompute",
             claims=(
                 *(
@@ -63,7 +63,7 @@ FIG16 = Figure(
     "kunserve-fig16", "with and without restoring, 640 s", "v3 section 5.5",
     (
         Part(
-            LONG, spec="long-run", systems=("recompute", WITHOUT_GUARD, WITHOUT_RESTORE), conditions=BARE,
+            LONG, spec="long-run", systems=("recompute", BY_PRESSURE, WITHOUT_RESTORE), conditions=BARE,
             claims=(
                 change("P50 TTFT, change by restoring", ttft(50), BARE, STAYS_DROPPED).stated(
                     -28, (None, -16.7), "reference.md 11 (1.2 times or more)"
@@ -128,12 +128,12 @@ FIG5 = Figure(
 
 ABLATION = "LongBench 14B, burst"
 PLAIN, EXCHANGE, LOOKAHEAD = "drop", "+ coordinated exchange", "+ lookahead"
-SHIPPED = Variant("as shipped, with the compute guard", "drop")
+SHIPPED = Variant("as shipped", "drop")
 ABLATED = (
     "recompute",
-    replace(WITHOUT_GUARD, name=PLAIN, settings={**KUNSERVE, "coordination": False, "lookahead": "off"}),
-    replace(WITHOUT_GUARD, name=EXCHANGE, settings={**KUNSERVE, "lookahead": "off"}),
-    replace(WITHOUT_GUARD, name=LOOKAHEAD),
+    replace(BY_PRESSURE, name=PLAIN, settings={**KUNSERVE, "coordination": False, "lookahead": "off"}),
+    replace(BY_PRESSURE, name=EXCHANGE, settings={**KUNSERVE, "lookahead": "off"}),
+    replace(BY_PRESSURE, name=LOOKAHEAD),
     SHIPPED,
     SPARE,
 )

@@ -10,7 +10,7 @@ from papers.measures import Measure, count, values
 from papers.plots import over_time
 from papers.reasons import compute_bound, pressure
 from papers.specs import Seed, burst_span_s
-from papers.systems import DROPPING, WITHOUT_GUARD
+from papers.systems import BY_PRESSURE, DROPPING
 
 SPEC, WORKLOAD = "extreme-burst", "BurstGPT 72B, extreme burst"
 COUNTED_FROM_S = 60.0
@@ -49,7 +49,7 @@ def largest_rise() -> Claim:
     """Largest TTFT of recompute before the dropping system is full, over its median before the burst."""
 
     def number(seed: Seed) -> float | None:
-        begins_s, ours, theirs = burst_span_s(SPEC)[0], seed.runs[WITHOUT_GUARD.name], seed.runs["recompute"]
+        begins_s, ours, theirs = burst_span_s(SPEC)[0], seed.runs[BY_PRESSURE.name], seed.runs["recompute"]
         calm = sorted(values(theirs, "ttft_s", 5.0, begins_s))
         rising = values(theirs, "ttft_s", begins_s, full_at_s(ours) or ours.duration_s)
         return max(rising) / calm[len(calm) // 2] if calm and rising else None
@@ -71,7 +71,7 @@ FIG17 = Figure(
     "kunserve-fig17", "an extreme burst", "v3 section 5.6",
     (
         Part(
-            WORKLOAD, spec=SPEC, systems=("drop", "recompute", WITHOUT_GUARD), conditions="recompute",
+            WORKLOAD, spec=SPEC, systems=("drop", "recompute", BY_PRESSURE), conditions="recompute",
             claims=(
                 *(claim for system in DROPPING for claim in _of(system)),
                 own("memory is full at", full_at_s, "recompute", "s").stated(120),

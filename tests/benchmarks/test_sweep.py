@@ -21,6 +21,7 @@ from benchmarks.overload.sweep import (
     verdicts,
 )
 from jettison.memory.kvtransfers import ExchangeMode
+from jettison.policy.offline import SloParams
 from jettison.simulate.run import SimulationOptions, simulate_workload
 
 PLACES = [cell for cell in CELLS if cell.instances <= 3][: len(CELLS) // 12]
@@ -60,6 +61,21 @@ def test_the_rules_drop_where_memory_binds_and_make_nothing_slower(cell: Cell) -
         assert found["drops"] == 0
     elif found["share_of_gain"] is not None:
         assert found["share_of_gain"] >= 0.5 and found["needless"] == 0
+
+
+def test_objectives_have_a_drop_bought_with_slower_words_that_is_declined_without() -> None:
+    cell = Cell(2, 0.35, "3x", "mixed")
+
+    def rules(slo: SloParams) -> dict[str, float]:
+        made = setup(cell, "rules", 0)
+        params = replace(made.params, offline=replace(made.params.offline, slo=slo))
+        ran = simulate_workload(load_of(cell, 0), replace(made, params=params), SimulationOptions(detail=False))
+        return figures(ran)
+
+    plain, words_alone = rules(SloParams()), rules(SloParams(tpot_s=0.1))
+    named = rules(SloParams(ttft_s=1.0, tpot_s=0.1))
+    assert plain["drops"] == words_alone["drops"] == 0 and named["drops"] >= 1
+    assert named["p99_ttft_s"] < plain["p99_ttft_s"] and named["mean_ttft_s"] < plain["mean_ttft_s"]
 
 
 @pytest.mark.parametrize(("instances", "link_bytes_per_s"), [(2, 1e7), (2, 5e7), (2, 2e8), (3, 5e6)])

@@ -41,7 +41,7 @@ from papers.registry import FIGURES, figure_named
 from papers.requests import requests_of
 from papers.rows import Outcome, Row
 from papers.specs import Results, Spec, burst_span_s, read_spec, run_spec, spec_names
-from papers.systems import SPARE, WITHOUT_GUARD
+from papers.systems import BY_PRESSURE, SPARE
 from papers.variants import Changes, Variant
 
 NAMES = {
@@ -159,7 +159,7 @@ def test_claims_compare_seed_by_seed() -> None:
 
 def test_a_small_figure_from_the_spec_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "read_spec", lambda _: tiny())
-    systems = (DROP, RECOMPUTE, WITHOUT_GUARD, SPARE)
+    systems = (DROP, RECOMPUTE, BY_PRESSURE, SPARE)
     claims = (
         lower("P99 TTFT, times lower", ttft(99), SPARE.name, "recompute").stated(2),
         own("P99 TTFT", ttft(99), unit="s"),
@@ -202,7 +202,7 @@ def test_what_a_variant_changes_beyond_its_settings() -> None:
     assert spare.memory.budget_bytes - plain.memory.budget_bytes == pytest.approx(
         7 * machine.kv_tokens * machine.shape.num_layers * machine.shape.kv_bytes_per_token_layer
     )
-    assert WITHOUT_GUARD.settings == {"overload_trigger": "pressure"}
+    assert BY_PRESSURE.settings == {"overload_trigger": "pressure"}
     assert not changed(plain, machine, Changes(num_merges=1)).params.auto_restore
     streamed = changed(plain, machine, Changes(streamed_bytes=1 << 29))
     assert isinstance(streamed.executor, StreamedParameters)
@@ -218,7 +218,7 @@ def test_when_memory_ran_short_is_told_of_the_seeds_that_dropped() -> None:
     rows.append({"scheduled_s": 2.5, "ttft_s": 9.0})
     log = [{"t": 3.5, "kind": "drop_decided"}, {"t": 5.0, "kind": "exchange_done", "ms": 1500.0}]
     dropped = RunResult("made up", events={"log": log}, requests_detail=rows)
-    found = [Results(tiny(), [1.0, 1.0], {WITHOUT_GUARD.name: [RunResult("calm", requests_detail=rows), dropped]})]
+    found = [Results(tiny(), [1.0, 1.0], {BY_PRESSURE.name: [RunResult("calm", requests_detail=rows), dropped]})]
     numbers = {claim.metric: list(claim.numbers(found)) for claim in timing()}
     assert numbers == {
         "first drop, after the burst begins": [None, 1.5],
@@ -228,7 +228,7 @@ def test_when_memory_ran_short_is_told_of_the_seeds_that_dropped() -> None:
         "of the slowest hundredth, came before it": [None, 100.0],
     }
     nothing = RunResult("made up", events={"log": log}, requests_detail=[])
-    served = [Results(tiny(), [1.0], {WITHOUT_GUARD.name: [nothing]})]
+    served = [Results(tiny(), [1.0], {BY_PRESSURE.name: [nothing]})]
     assert [claim.numbers(served) for claim in timing()] == [[1.5], [1.5], [None], [None], [None]]
 
 

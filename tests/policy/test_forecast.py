@@ -18,6 +18,7 @@ from jettison.policy.forecast import (
     Plan,
     Seen,
     Timed,
+    first_token_weight,
     forecast,
     turn_time,
 )
@@ -51,6 +52,17 @@ def test_a_queue_waits_until_memory_comes_free() -> None:
     assert kept_out.longest_wait_s == pytest.approx(100 * TURN_S, rel=0.1)
     assert let_in.longest_wait_s <= 2 * TURN_S
     assert kept_out.cost_request_s - let_in.cost_request_s == pytest.approx(FIRST_TOKEN * 100 * TURN_S, rel=0.1)
+
+
+def test_a_wait_weighs_as_much_as_the_words_that_objectives_let_come_slowly() -> None:
+    assert first_token_weight(2.0, 0.1, 200.0) == pytest.approx(200 * 0.1 / 2.0)
+    assert first_token_weight(2.0, 0.1, 20.0) == FIRST_TOKEN, "never less than where no objective is named"
+    assert {first_token_weight(*objectives, 200.0) for objectives in ((None, 0.1), (2.0, None))} == {FIRST_TOKEN}
+    load = Load(decoding(5, 100.0, tokens=100), waiting(1, prompt=700), NONE)
+    plan = Plan(steady(1100.0))
+    plain, weighed = (forecast(each, plan, 10.0) for each in (load, load._replace(first_token_weight=9.0)))
+    assert weighed.waiting_s == plain.waiting_s and weighed.first_token_weight == 9.0
+    assert weighed.cost_request_s - plain.cost_request_s == pytest.approx((9.0 - FIRST_TOKEN) * plain.waiting_s)
 
 
 def test_a_burst_lasts_as_long_as_it_is_told_to() -> None:

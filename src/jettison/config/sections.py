@@ -244,7 +244,8 @@ class OfflineConfig:
         "scheduler+checkpoint (docs/batches.md).", name="offline", metavar="MODE")
     slo_ttft_ms: float | None = config_key(
         None, float_from(0.001), "Time to the first token that offline work must leave to online requests (auto: 14 "
-        "times the next).", metavar="MS", unset="auto")
+        "times the next). Named, it has drops, restores and wakes weigh first tokens against slower words by both.",
+        metavar="MS", unset="auto")
     slo_tpot_ms: float | None = config_key(
         None, float_from(0.001), "Time between two tokens of an online request that offline work must leave to it "
         "(auto: 9 times the decode step of one request).", metavar="MS", unset="auto")

@@ -5,7 +5,7 @@ by one, in the order of service, over turns: in one turn each decoding request g
 token budget leaves. A turn takes what the step time predictor says. Turns of a short while are taken at once.
 
 The result is in one currency, **request-seconds**: each second that a request is in the system counts once, each second
-without its first token ``FIRST_TOKEN`` times. What an alternative saves is the difference to staying; what no
+without its first token ``first_token_weight`` times. What an alternative saves is the difference to staying; what no
 alternative changes cancels out.
 """
 
@@ -22,7 +22,17 @@ from typing import NamedTuple
 from jettison.cost.stepwork import StepWork
 
 FIRST_TOKEN = 2.0
-"""Weight of a second in which a client waits for its first token, over one in which it reads."""
+"""Weight of a second in which a client waits for its first token, over one in which it reads, where no objective says
+more."""
+
+
+def first_token_weight(ttft_s: float | None, tpot_s: float | None, answer_tokens: float) -> float:
+    """The weight under an operator's objectives; None: there is none. All of the wait that they allow counts as much as
+    reading an answer of ``answer_tokens`` as slowly as they allow: slower words within an objective are what the
+    operator gives for first tokens within one (KunServe v3, section 5.2)."""
+    if ttft_s is None or tpot_s is None:
+        return FIRST_TOKEN
+    return max(FIRST_TOKEN, answer_tokens * tpot_s / ttft_s)
 
 MOST_PLAYED = 400
 """Requests that are played one by one; of more, each stands for several."""
@@ -82,6 +92,8 @@ class Load(NamedTuple):
     arrivals: Arrivals
     beyond_tokens: float = 0.0
     """KV that a request holds beyond its own tokens: what its last block has left, on average."""
+    first_token_weight: float = FIRST_TOKEN
+    """Of a second without the first token, over one with it."""
 
 
 TurnTime = Callable[[float, float, float], float]
@@ -118,7 +130,7 @@ class Forecast(NamedTuple):
     """What an alternative comes to."""
 
     cost_request_s: float
-    """Request-seconds, those without a first token ``FIRST_TOKEN`` times."""
+    """Request-seconds, those without a first token ``first_token_weight`` times."""
     waiting_s: float
     """Request-seconds without a first token."""
     longest_wait_s: float
@@ -127,6 +139,7 @@ class Forecast(NamedTuple):
     """When the second arrangement comes; None: not within the horizon."""
     by_second: tuple[float, ...] = ()
     """Cost up to the end of each second of the horizon."""
+    first_token_weight: float = FIRST_TOKEN
 
     def cost_until(self, seconds: float) -> float:
         """Cost of the first seconds, at most of the horizon."""
@@ -155,6 +168,7 @@ class _Play:
         self.waiting: deque[tuple[float, float, float, bool, float]] = deque()
         """(tokens, prompt to be computed, left output, has first token, since when it waits)."""
         self.num_waiting_first = 0
+        self.first_token_weight = load.first_token_weight
         self.cost = self.without_first = self.longest = 0.0
         self.returns_s: float | None = None
         self.by_second: list[float] = []
@@ -190,7 +204,7 @@ class _Play:
             self.waiting.append((self.prompt, self.prompt, length, False, at_s))
             self.arrived += 1
             self.num_waiting_first += 1
-            self._count(FIRST_TOKEN * (self.t - at_s))
+            self._count(self.first_token_weight * (self.t - at_s))
             self.without_first += self.t - at_s
 
     def _change(self) -> None:
@@ -235,7 +249,7 @@ class _Play:
 
     def _pass(self, seconds: float) -> None:
         present = len(self.ends) + len(self.prefilling) + len(self.waiting)
-        rate = present + (FIRST_TOKEN - 1.0) * self.num_waiting_first
+        rate = present + (self.first_token_weight - 1.0) * self.num_waiting_first
         while len(self.by_second) < self.horizon_s and len(self.by_second) + 1 <= self.t + seconds:
             self.by_second.append(self.cost + (len(self.by_second) + 1 - self.t) * rate)
         self.cost += seconds * rate
@@ -303,7 +317,9 @@ class _Play:
         self.by_second += [self.cost] * (int(self.horizon_s) - len(self.by_second))
         # A request that ended within a while was counted to the end of that, and taken off again.
         seconds = tuple(accumulate(self.by_second, max))
-        return Forecast(self.cost, self.without_first, self.longest, self.returns_s, seconds)
+        return Forecast(
+            self.cost, self.without_first, self.longest, self.returns_s, seconds, self.first_token_weight
+        )
 
 
 def forecast(load: Load, plan: Plan, horizon_s: float) -> Forecast:

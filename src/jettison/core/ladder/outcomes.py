@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jettison.core.ports import Record
 from jettison.core.state import ClusterState
-from jettison.policy.forecast import FIRST_TOKEN, Forecast
+from jettison.policy.forecast import Forecast
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 OUTCOME_S = 5.0
@@ -39,14 +39,14 @@ class Watch:
 
     def _present(self) -> float:
         """Request-seconds a second, as the forecast counts them: online requests, those without a first token more."""
-        found, only = 0.0, self._decided.worker_ids
+        found, only, waiting = 0.0, self._decided.worker_ids, self._decided.forecast.first_token_weight
         for group in self._state.groups.values():
             if only is not None and only.isdisjoint(group.worker_ids):
                 continue
             queues = group.queues
             for each in chain(queues.served(), queues.waiting):
                 if not each.is_offline:
-                    found += 1.0 if each.first_token_ns is not None else FIRST_TOKEN
+                    found += 1.0 if each.first_token_ns is not None else waiting
         return found
 
     def note(self, now_ns: int) -> None:

@@ -14,7 +14,18 @@ from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.stepwork import LONE_STEP, StepWork, last_stage_of, period_of, step_of
 from jettison.policy.answerlengths import AnswerLengths, evenly
-from jettison.policy.forecast import Arrangement, Arrivals, Load, Seen, StepTime, Timed, turn_time
+from jettison.policy.forecast import (
+    FIRST_TOKEN,
+    Arrangement,
+    Arrivals,
+    Load,
+    Seen,
+    StepTime,
+    Timed,
+    first_token_weight,
+    turn_time,
+)
+from jettison.policy.slo import objectives
 from jettison.types import WorkerId
 
 NUM_LENGTHS = 64
@@ -87,10 +98,20 @@ class Outlook:
         waiting = sorted((s for s in kept_out if not s.is_offline), key=_came)
         if share is None:
             share = sum(len(g.stages) for g in groups) / max(1, self._state.alive_workers()[0])
+        arrivals = self._arrivals(share, lengths)
         return Load(
-            [self._seen(s, lengths) for s in present], [self._seen(s, lengths) for s in waiting],
-            self._arrivals(share, lengths), (self._state.limits.block_size - 1) / 2,
+            [self._seen(s, lengths) for s in present], [self._seen(s, lengths) for s in waiting], arrivals,
+            (self._state.limits.block_size - 1) / 2, self._first_token_weight(arrivals),
         )
+
+    def _first_token_weight(self, arrivals: Arrivals) -> float:
+        """By the objectives, where a flag names that of the first token: those that are worked out bind no operator."""
+        slo = self._state.params.offline.slo
+        if slo.ttft_s is None:
+            return FIRST_TOKEN
+        goals = objectives(slo, self._state.predictor)
+        answers = arrivals.output_tokens
+        return first_token_weight(goals.ttft_s, goals.tpot_s, sum(answers) / max(1, len(answers)))
 
     def _seen(self, state: RequestState, lengths: AnswerLengths) -> Seen:
         """A request as it is: it ends as answers do that got as long as it has."""
