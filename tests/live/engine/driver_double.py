@@ -3,9 +3,10 @@
     python driver_double.py FOLDER
 
 Each start leaves ``open-N`` there, with the ``Open`` that it was given. ``no-room``: it says so with the file's text.
-``away``: the head is, for the file's text; when the file goes, the process ends. ``silent``: what is to be placed never
-is. ``deaf``: a ``Ping`` stays unanswered. Each ``Ping`` leaves ``pinged``, each ``Remove`` ``removed-NUMBER-LIFE``, and
-``GiveBack`` ``given-back``.
+``waits``: it waits for room until the file goes, and tells that again and again with its text; of what is to be placed
+meanwhile it tells that once. ``away``: the head is, for the file's text; when the file goes, the process ends.
+``silent``: what is to be placed never is. ``deaf``: a ``Ping`` stays unanswered. Each ``Ping`` leaves ``pinged``, each
+``Remove`` ``removed-NUMBER-LIFE``, and ``GiveBack`` ``given-back``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -38,6 +40,10 @@ def main(folder):
     num = len(list(folder.glob("open-*")))
     (folder / f"part-{num}").write_bytes(line)
     (folder / f"part-{num}").rename(folder / f"open-{num}")
+    while why_waits := text_of(folder / "waits"):
+        for _ in range(2):
+            tell(p.Waits(why_waits))
+        time.sleep(0.01)
     if (folder / "no-room").exists():
         tell(p.NoRoom((folder / "no-room").read_text()))
         return
@@ -56,8 +62,12 @@ def main(folder):
         if not line:
             return
         command = msgspec.json.decode(line, type=p.PlacerCommand)
-        if isinstance(command, p.Place) and not (folder / "silent").exists():
-            tell(p.Requested(command.post.number, command.post.life, "00", f"10.0.0.{command.post.number + 2}"))
+        if isinstance(command, p.Place):
+            number, life = command.post.number, command.post.life
+            if why_waits := text_of(folder / "waits"):
+                tell(p.Waits(why_waits, number))
+            if not (folder / "silent").exists():
+                tell(p.Requested(number, life, "00", f"10.0.0.{number + 2}"))
         elif isinstance(command, p.Remove):
             (folder / f"removed-{command.number}-{command.life}").touch()
             tell(p.Over(command.number, command.life, None))

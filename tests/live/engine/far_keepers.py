@@ -22,6 +22,9 @@ class ProcessPlacer:
 
     why_none = None
 
+    def on_waits(self, number, why):
+        """Not told to any, unless it is replaced."""
+
     async def able(self):
         """At once."""
 

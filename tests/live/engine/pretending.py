@@ -118,6 +118,9 @@ class PretendingSpawner:
     def troubles(self):
         return ()
 
+    def tell_waits(self, on_waits):
+        """There is room."""
+
     async def able(self, worker):
         """At once."""
 

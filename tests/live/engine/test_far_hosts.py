@@ -21,6 +21,7 @@ from jettison.device.model.create import create_model
 from jettison.errors import ModelError, WorkerLostError
 from jettison.live.engine import spawn_far
 from jettison.live.engine.engine import Engine
+from jettison.live.engine.sleep_orders import SleepOrders
 from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.wire.heartbeat import Patience
 from waiting import PATIENCE_S, until
@@ -308,6 +309,48 @@ async def test_a_host_without_the_folder_is_filled_from_its_peers_and_serves_alo
         assert await answers(engine, drawn_prompts()) == expected
         assert engine.snapshot().troubles == ()
     finally:
+        await engine.close()
+
+
+class WaitingPlacer(ProcessPlacer):
+    """There is no room until ``has_room``."""
+
+    def __init__(self):
+        super().__init__()
+        self.has_room = asyncio.Event()
+
+    async def open(self):
+        self.why_none = "no host has room"
+        await self.has_room.wait()
+        self.why_none = None
+        return await super().open()
+
+    async def place(self, post):
+        if not self.has_room.is_set():
+            self.on_waits(post.number, "no host has room")
+            await self.has_room.wait()
+        return await super().place(post)
+
+
+async def test_that_a_start_or_an_instance_more_waits_for_room_is_told_with_why(folder: Path) -> None:
+    placer = WaitingPlacer()
+    engine = engine_of(folder, FarSpawner(placer, lease_s=LEASE_S), instances=1, max_instances=2)
+    starting = asyncio.create_task(engine.start())
+    try:
+        await until(lambda: engine.snapshot().troubles == ("no host has room",))
+        assert engine.state == "loading"
+        placer.has_room.set()
+        await starting
+        assert engine.snapshot().troubles == ()
+        placer.has_room.clear()
+        SleepOrders(engine).wake(1)
+        await until(lambda: engine.snapshot().waits == {1: "no host has room"})
+        assert "instance_waits" in [record.kind for record in engine.event_log]
+        placer.has_room.set()
+        await until(lambda: len(engine.snapshot().groups) == 2)
+        assert engine.snapshot().waits == {}
+    finally:
+        starting.cancel()
         await engine.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -19,7 +20,7 @@ from host_engines import answers, drawn_prompts, engine_of, expected_answers
 from ray_cluster import HAS_RAY, WHY_NOT, AutoscaledHead, FixedHead, RayHead
 
 from jettison.device.model.create import create_model
-from jettison.errors import UserError
+from jettison.errors import JettisonError, UserError
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.engine.spawn_ray import RayPlacer, ray_spawner, room_of
@@ -252,6 +253,28 @@ async def test_what_has_been_scaled_out_is_counted_without_a_driver_and_given_ba
 
 
 @needs_ray
+async def test_that_a_worker_more_waits_for_room_is_told_and_it_may_be_given_up_meanwhile() -> None:
+    head = RayHead(num_cpus=1)
+    server = Server(head)
+    placer, told = server.placer, []
+    placer.on_waits = lambda number, why: told.append((number, why))
+    try:
+        await placer.open()
+        placing = asyncio.create_task(placer.place(server.post(1)))
+        await until(lambda: bool(told))
+        ((number, why),) = told
+        assert number == 1 and "asked for: 1 x (1 core(s)); free on 1 host(s) in all: " in why
+        await placer.remove(server.post(1))
+        with pytest.raises(JettisonError, match="it is not needed"):
+            await placing
+        await until(lambda: counted(head) == (0.0, ["CREATED"]))
+        await placer.place(server.post(0))
+    finally:
+        await placer.close()
+        head.close()
+
+
+@needs_ray
 async def test_workers_of_the_start_that_may_go_are_placed_together_and_give_their_room_back_alone() -> None:
     """The one that stays is any of them."""
     head = FixedHead(num_cpus=4)
@@ -357,9 +380,28 @@ def test_a_server_that_is_killed_gives_its_room_back_after_a_while(head: RayHead
 @needs_ray
 async def test_where_there_is_no_room_a_start_says_what_is_wanted_and_what_is_free(head: RayHead) -> None:
     placer = RayPlacer([Room(num_cpus=500, num_gpus=0, memory_bytes=0)], head.address, "pack", room_timeout_s=1.0)
-    with pytest.raises(UserError, match=r"no room for \[{'CPU': 500.0}\]; free are {.*'CPU': 16"):
+    wanted = r"in 1 s Ray has found no room; asked for: 1 x \(500 core\(s\)\); free on 1 host\(s\) in all: 16 core"
+    with pytest.raises(UserError, match=wanted):
         await placer.open()
     await placer.close()
+
+
+@needs_ray
+def test_room_is_waited_for_longer_than_it_is_kept_without_a_driver(head: RayHead) -> None:
+    """Its warden hears meanwhile that there is one."""
+    code = (
+        "import sys\n"
+        "from jettison.live.host import ray_room, placer\n"
+        "from jettison.live.wire import placing as p\n"
+        "ray_room.GRACE_S, ray_room.WAITS_S = 4.0, 1.0\n"
+        "room = p.Room(num_cpus=500, num_gpus=0, memory_bytes=0)\n"
+        "opening = p.Open(address=sys.argv[1], rooms=[room], strategy='pack', timeout_s=9.0, name='none',"
+        " num_reserved=1)\n"
+        "print(placer.RayDriver(2).open(opening).why, flush=True)"
+    )
+    said = subprocess.run((sys.executable, "-c", code, head.address), capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("in 9 s Ray has found no room; asked for: 1 x (500 core(s)); free on ")
+    assert '{"type":"waits","why":"asked for: 1 x (500 core(s)); ' in said.stderr
 
 
 async def test_a_cluster_that_is_not_there_is_told_of() -> None:

@@ -4,6 +4,7 @@ is started, what lives is told to it, and none is left. Needs no Ray."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -226,6 +227,40 @@ async def test_a_spawner_says_so_and_keeps_only_those_waiting_that_need_a_keeper
     (driven.folder / "no-room").unlink()
     await asyncio.wait_for(able, PATIENCE_S)
     assert spawner.troubles() == ()
+
+
+async def test_a_start_that_waits_for_room_says_so_once_in_the_log_and_in_its_troubles_and_then_opens(driven, caplog):
+    caplog.set_level(logging.INFO)
+    later = Driven(driven.folder)
+    (later.folder / "waits").write_text("asked for: 4 x (8 core(s))")
+    opening = asyncio.create_task(later.placer.open())
+    trouble = "nothing new can be placed on Ray's hosts: there is no room yet; asked for: 4 x (8 core(s))"
+    await until(lambda: later.placer.why_none == trouble)
+    assert not opening.done()
+    (later.folder / "waits").unlink()
+    assert await asyncio.wait_for(opening, PATIENCE_S) == "10.0.0.1" and later.placer.why_none is None
+    assert caplog.messages == [
+        "waiting for room on Ray's hosts: asked for: 4 x (8 core(s))",
+        "joined Ray's cluster at nowhere:1 as host 10.0.0.1",
+    ]
+    await later.placer.close()
+
+
+async def test_a_keeper_that_waits_for_room_is_told_of_with_why_and_the_log_says_where_one_starts(
+    driven, caplog, monkeypatch
+):
+    caplog.set_level(logging.INFO)
+    told = []
+    FarSpawner(driven.placer).tell_waits(lambda number, why: told.append((number, why)))
+    (driven.folder / "waits").write_text("asked for: a card")
+    await driven.placer.place(post(1))
+    assert told == [(1, "there is no room on Ray's hosts yet; asked for: a card")]
+    assert caplog.messages == [
+        "instance 1 waits for room on Ray's hosts: asked for: a card", "instance 1 starts on host 10.0.0.3"]
+    monkeypatch.setattr(spawn_ray, "PLACE_TIMEOUT_S", 1.0)
+    (driven.folder / "silent").touch()
+    with pytest.raises(JettisonError, match="has not placed it in 1 s: asked for: a card"):
+        await driven.placer.place(post(0))
 
 
 async def test_room_that_may_be_given_back_is_asked_for_once_and_a_cluster_of_its_own_gives_none(driven):

@@ -123,13 +123,13 @@ class Engine:
         num_at_start, begun_ns = self._config.instances, time.monotonic_ns()
         spawner = self._spawner or spawner_of(
             self._config.hosts, assembly.worker_specs, num_at_start, self._config.scale.min_instances, self._heritage)
+        spawner.tell_waits(self._on_worker_waits)
         self._crew = Crew(
             assembly.worker_specs, spawner, self._on_worker_event, self._on_worker_exit, num_at_start=num_at_start,
             patience=Patience(faults.worker_heartbeat_timeout_s, faults.worker_step_timeout_s), heritage=self._heritage,
         )
         self._restarter = Restarter(
-            self._crew.restart, self._on_worker_joined, self._on_worker_gone,
-            lambda worker_id, reason: self._handle(ports.StartFailed(worker_id, reason)),
+            self._crew.restart, self._on_worker_joined, self._on_worker_gone, self._on_worker_waits,
             max_restarts=faults.max_worker_restarts, window_s=RESTART_WINDOW_S, able=spawner.able,
         )
         ready = await self._crew.start()
@@ -325,7 +325,8 @@ class Engine:
     def snapshot(self) -> EngineSnapshot:
         """See ``EngineClient.snapshot``."""
         if self._driver is None or self._crew is None or self._restarter is None:
-            return EngineSnapshot(self._state, self._config.memory.block_size)
+            troubles = () if self._crew is None else tuple(self._crew.troubles)
+            return EngineSnapshot(self._state, self._config.memory.block_size, troubles=troubles)
         snapshot = take_snapshot(
             self._driver, self._state, self._config, self._crew.pids, self._restarter.why_down, self._crew.troubles)
         snapshot.weights = self._weights_digest
@@ -433,6 +434,9 @@ class Engine:
         self._provisioner.joined(ready.worker_id, self.core)
         self._handle(ports.WorkerJoined(ready.worker_id, ready.capacity_blocks, life))
         self._forget_info()  # it may be longer again
+
+    def _on_worker_waits(self, worker_id: WorkerId, reason: str) -> None:
+        self._handle(ports.StartFailed(worker_id, reason))
 
     def _forget_info(self) -> None:
         """The longest request that fits may be another now."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import signal
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -43,6 +43,9 @@ JOIN_TIMEOUT_S = 4 * HANDSHAKE_TIMEOUT_S
 
 class Placer(Protocol):
     """Puts keepers on hosts. A keeper's number is its worker's id. All calls on the crew's loop; none blocks it."""
+
+    on_waits: Callable[[WorkerId, str], None]
+    """Called where a keeper that is to be placed waits for room, with what it lacks."""
 
     @property
     def why_none(self) -> str | None:
@@ -291,6 +294,10 @@ class FarSpawner:
         """See ``Spawner.troubles``."""
         why = self._placer.why_none
         return () if why is None else (why,)
+
+    def tell_waits(self, on_waits: Callable[[WorkerId, str], None]) -> None:
+        """See ``Spawner.tell_waits``."""
+        self._placer.on_waits = on_waits
 
     async def able(self, worker: WorkerId) -> None:
         """See ``Spawner.able``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jettison.live.engine.spawner import HostName
@@ -87,6 +87,9 @@ class LocalSpawner:
     def troubles(self) -> Sequence[str]:
         """See ``Spawner.troubles``."""
         return ()
+
+    def tell_waits(self, on_waits: Callable[[WorkerId, str], None]) -> None:
+        """See ``Spawner.tell_waits``: this machine has a place at once."""
 
     async def able(self, worker: WorkerId) -> None:
         """See ``Spawner.able``."""

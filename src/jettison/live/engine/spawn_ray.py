@@ -10,7 +10,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -104,6 +104,9 @@ class RayPlacer:
         """(number, life) -> its host's address, of keepers that have not ended."""
         self._why: str | None = None
         """Why nothing can be placed now."""
+        self.on_waits: Callable[[int, str], None] = lambda number, why: None
+        self._waits: dict[int, str] = {}
+        """By worker: why it waits for room, of those that have been waited for."""
         self._able = asyncio.Event()
         self._pong = asyncio.Event()
         self._is_reopening = False
@@ -127,7 +130,9 @@ class RayPlacer:
     async def open(self) -> str:
         """See ``Placer``."""
         async with self._turn:
-            return await self._start()
+            ip = await self._start()
+        log.info("joined Ray's cluster at %s as host %s", self._opening.address or "this machine", ip)
+        return ip
 
     def reopen(self, homes: Mapping[tuple[int, int], str]) -> None:
         """See ``Placer``."""
@@ -146,6 +151,7 @@ class RayPlacer:
         key, loop = (post.number, post.life), asyncio.get_running_loop()
         self._requests[key], self._ends[key] = loop.create_future(), loop.create_future()
         request = self._requests[key]
+        self._waits.pop(post.number, None)
         await self._tell(p.Place(post))
         has_room = post.number < self._opening.num_reserved
         timeout_s = PLACE_TIMEOUT_S if has_room else self._opening.timeout_s
@@ -153,7 +159,8 @@ class RayPlacer:
             return await asyncio.wait_for(request, timeout_s)
         except TimeoutError:
             await self._end_if_silent()
-            raise JettisonError(f"Ray has not placed it in {timeout_s:g} s") from None
+            why = f": {self._waits[post.number]}" if post.number in self._waits else ""
+            raise JettisonError(f"Ray has not placed it in {timeout_s:g} s{why}") from None
 
     async def admit(self, post: KeeperPost, certificate_pem: str) -> None:
         """See ``Placer``."""
@@ -206,8 +213,7 @@ class RayPlacer:
         try:
             async with asyncio.timeout(limit_s):
                 await self._tell(msgspec.structs.replace(self._opening, homes=homes))
-                line = await process.stdout.readline()
-            answer = msgspec.json.decode(line, type=p.PlacerEvent) if line else p.NoRoom("Ray's driver has ended")
+                answer = await self._answer(process.stdout)
         except BaseException as error:
             process.kill()
             await process.wait()
@@ -222,6 +228,19 @@ class RayPlacer:
         self._able.set()
         self._listening = asyncio.create_task(self._listen(process.stdout), name="jettison-placer")
         return answer.ip
+
+    async def _answer(self, said: asyncio.StreamReader) -> p.PlacerEvent:
+        """The driver's, once room is reserved or cannot be."""
+        is_told = False
+        while line := await said.readline():
+            event = msgspec.json.decode(line, type=p.PlacerEvent)
+            if not isinstance(event, p.Waits):
+                return event
+            self._why = f"there is no room yet; {event.why}"
+            if not is_told:
+                log.warning("waiting for room on Ray's hosts: %s", event.why)
+            is_told = True
+        return p.NoRoom("Ray's driver has ended")
 
     async def _rejoin(self, why: str) -> None:
         """Start another driver, until one has joined."""
@@ -275,10 +294,15 @@ class RayPlacer:
                 key = event.number, event.life
                 request = self._requests.get(key)
                 if request is not None and not request.done():  # else it has been given up
+                    log.info("instance %d starts on host %s", event.number, event.ip)
                     self._homes[key] = event.ip
                     request.set_result(bytes.fromhex(event.request_hex))
             elif isinstance(event, p.Over):
                 self._over((event.number, event.life), event.why)
+            elif isinstance(event, p.Waits) and event.number is not None:
+                log.warning("instance %d waits for room on Ray's hosts: %s", event.number, event.why)
+                self._waits[event.number] = event.why
+                self.on_waits(event.number, f"there is no room on Ray's hosts yet; {event.why}")
             elif isinstance(event, p.Head):
                 self._cannot_place(f"its head does not answer: {event.why_away}")
             elif isinstance(event, p.Pong):

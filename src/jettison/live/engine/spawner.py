@@ -6,7 +6,7 @@ A spawner only starts, watches and ends processes. Which lives there are and wha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from jettison.live.host.keeper import Addresses, Adopted
@@ -87,6 +87,9 @@ class Spawner(Protocol):
     def troubles(self) -> Sequence[str]:
         """What keeps it from starting workers now, a line each; those that run are as they were. Empty: nothing that is
         known."""
+
+    def tell_waits(self, on_waits: Callable[[WorkerId, str], None]) -> None:
+        """Have this called where a life that has begun waits for a place on a host, with why."""
 
     async def able(self, worker: WorkerId) -> None:
         """Returns once another life of a worker can begin, as far as is known."""

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from jettison.live.host.keeper_actor import KeeperActor
-from jettison.live.host.ray_room import RayRoom
+from jettison.live.host.ray_room import WAITS_S, RayRoom, why_no_room
 from jettison.live.host.room_warden import why_away as _why_away
 from jettison.live.wire import placing as p
 
@@ -85,10 +85,13 @@ class RayDriver:
         try:
             ray.init(**options)
         except Exception as error:  # noqa: BLE001 - Ray raises what it likes
-            return p.NoRoom(f"no Ray cluster at {command.address or 'this machine'}: {error}")
+            return p.NoRoom(f"no Ray cluster at {command.address or 'this machine'}: {_with_cause(error)}")
         self._num_reserved = command.num_reserved
-        self._room = RayRoom(command)
-        why_none = self._room.reserve()
+        self._room = RayRoom(command, lambda why: self.tell(p.Waits(why)))
+        try:
+            why_none = self._room.reserve()
+        except Exception as error:  # noqa: BLE001 - Ray raises what it likes
+            why_none = f"Ray cannot reserve room: {_in_short(error)}"
         if why_none is not None:
             return p.NoRoom(why_none)
         return p.Opened(ray.util.get_node_ip_address())
@@ -180,8 +183,12 @@ class RayDriver:
         room = self._rooms[number]
         try:
             group, index = await self._bundle_of(number)
+            is_lone = number >= self._num_reserved
+            why_waits = await asyncio.to_thread(why_no_room, group, WAITS_S) if is_lone else None
             if self._actors.get(number) != (life, None):
                 raise LookupError("it was given up meanwhile")
+            if why_waits is not None:
+                self.tell(p.Waits(why_waits, number))
             actor = ray.remote(KeeperActor).options(
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
                 num_cpus=room.num_cpus, num_gpus=room.num_gpus, memory=room.memory_bytes or None,
@@ -242,9 +249,19 @@ class RayDriver:
 
 def _in_short(error: Exception) -> str:
     """In one line: Ray says first where it was, then the frames, which are indented, and last what it was."""
+    telling = _telling(error)
+    return f"{type(error).__name__}: " + "; ".join(dict.fromkeys((telling[0], telling[-1])))
+
+
+def _with_cause(error: Exception) -> str:
+    """Of a head that does not take this host's token, Ray says so in the cause alone."""
+    return str(error) if error.__cause__ is None else f"{error}: {_telling(error.__cause__)[-1]}"
+
+
+def _telling(error: BaseException) -> list[str]:
+    """Lines without frames; one at least."""
     lines = [line for line in _TERMINAL_ESCAPE.sub("", str(error)).splitlines() if line.strip()]
-    telling = [line for line in lines if not line[0].isspace()] or lines[:1] or [""]
-    return f"{type(error).__name__}: " + "; ".join(dict.fromkeys((telling[0].strip(), telling[-1].strip())))
+    return [line.strip() for line in lines if not line[0].isspace()] or [*map(str.strip, lines[:1])] or [""]
 
 
 async def _serve(driver: RayDriver, said: BinaryIO) -> None:

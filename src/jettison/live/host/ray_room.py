@@ -14,9 +14,12 @@ Ray takes no bundle out of a group. So where workers of the start may be given b
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from jettison.live.host import room_warden
@@ -33,13 +36,19 @@ _POLL_S = 0.5
 _PIN = 0.001
 """Of a host's ``node:<ip>``, of which it has 1.0: the least that Ray counts is a ten-thousandth."""
 _GIVE_BACK_S = 5.0
+_WORDS = {"CPU": "core(s)", "GPU": "card(s)"}
+WAITS_S = 5.0
+"""Room that has not been found in so long may never be: that it is waited for is told. Less than ``GRACE_S``, as the
+warden hears so often that there is a driver."""
 
 
 class RayRoom:
     """The room of one server's workers. Its driver is connected; all but ``attend`` may block."""
 
-    def __init__(self, command: p.Open) -> None:
+    def __init__(self, command: p.Open, on_wait: Callable[[str], None] = lambda why: None) -> None:
+        """``on_wait``: told what is waited for, again and again."""
         self._command = command
+        self._on_wait = on_wait
         self._lone = range(command.num_reserved, len(command.rooms))
         self._warden_name = f"{command.name}-warden"
         self._warden: Any = None
@@ -48,7 +57,7 @@ class RayRoom:
         are lone."""
 
     def reserve(self) -> str | None:
-        """Adopt the room, or make it; returns why there is none."""
+        """Adopt the room, or make it; returns why there is none. Raises what Ray does."""
         from ray.util.placement_group import placement_group
 
         if self._command.address is None:  # a cluster that ends with this driver
@@ -175,7 +184,9 @@ class RayRoom:
 
         try:
             in_time = ray.get(self._warden.attend.remote())
-        except ray.exceptions.RayActorError:
+        except ray.exceptions.RayActorError as error:
+            if error.actor_init_failed:  # and would again
+                raise
             in_time = False
         if not in_time:
             self._hire_anew()
@@ -214,16 +225,44 @@ class RayRoom:
         return [bundle(room, homes.get(number)) for number, room in enumerate(reserved)]
 
     def _why_none(self, groups: Sequence[Any], until_s: float | None = None) -> str | None:
-        import ray
-
         until_s = time.monotonic() + self._command.timeout_s if until_s is None else until_s
         for group in groups:
-            if not group.wait(max(0.0, until_s - time.monotonic())):
-                return (
-                    f"in {self._command.timeout_s:g} s Ray has found no room for {group.bundle_specs}; "
-                    f"free are {ray.available_resources()}"
-                )
+            while (why := why_no_room(group, min(WAITS_S, until_s - time.monotonic()))) is not None:
+                if time.monotonic() >= until_s:
+                    return f"in {self._command.timeout_s:g} s Ray has found no room; {why}"
+                self._on_wait(why)
+                self._say_present()
         return None
+
+    def _say_present(self) -> None:
+        """The warden gives back what no driver attends to, also what is still being looked for."""
+        import ray
+
+        if self._warden is not None:
+            with contextlib.suppress(Exception):  # its host may be gone
+                ray.get(self._warden.attend.remote(), timeout=WAITS_S)
+
+
+def why_no_room(group: Any, limit_s: float) -> str | None:
+    """What the group asks for beside what is free in the whole cluster; None: it has room. Waits for that so long.
+    Raises what Ray does, also where the group is given back meanwhile."""
+    import ray
+
+    if group.wait(max(1, math.ceil(limit_s))):  # it drops fractions
+        return None
+    asked = Counter(_amounts(each) for each in group.bundle_specs)
+    wanted = ", ".join(f"{count} x ({each})" for each, count in asked.items())
+    hosts = [node for node in ray.nodes() if node["Alive"]]
+    free = dict.fromkeys(chain(*group.bundle_specs), 0.0) | ray.available_resources()  # where all is taken, it has none
+    return f"asked for: {wanted}; free on {len(hosts)} host(s) in all: {_amounts(free)}"
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    """In an operator's words."""
+    told = [f"{resources[name]:g} {word}" for name, word in _WORDS.items() if name in resources]
+    if "memory" in resources:
+        told.append(f"{round(resources['memory'] / 2**30, 2):g} GiB of memory")
+    return ", ".join(told) or "nothing"
 
 
 def bundle(room: p.Room, home: str | None) -> dict[str, float]:

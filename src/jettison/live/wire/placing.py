@@ -1,7 +1,8 @@
 """What the controller and the process that places keepers tell each other: JSON, a message a line.
 
     controller -> placer   Open first, then Place, Admit, Remove and Ping, GiveBack at the end
-    placer -> controller   Opened or NoRoom first, then for each Place: Requested, Over; Pong; Head where that changes
+    placer -> controller   Waits, and Opened or NoRoom; then for each Place: Waits, Requested, Over; Pong; Head where
+                           that changes
 """
 
 from __future__ import annotations
@@ -91,6 +92,14 @@ class NoRoom(msgspec.Struct, frozen=True, tag="noroom", forbid_unknown_fields=Tr
     why: str
 
 
+class Waits(msgspec.Struct, frozen=True, tag="waits", forbid_unknown_fields=True):
+    """No host has room yet; it is waited for."""
+
+    why: str
+    number: int | None = None
+    """Of the worker; None: for all that have to be reserved."""
+
+
 class Requested(msgspec.Struct, frozen=True, tag="requested", forbid_unknown_fields=True):
     """The keeper is there, with its signing request in hex."""
 
@@ -121,4 +130,4 @@ class Pong(msgspec.Struct, frozen=True, tag="pong", forbid_unknown_fields=True):
     """It is, and has the room. Nothing is said where it has not."""
 
 
-PlacerEvent = Opened | NoRoom | Requested | Over | Head | Pong
+PlacerEvent = Opened | NoRoom | Waits | Requested | Over | Head | Pong
