@@ -26,9 +26,11 @@ from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.engine.spawn_ray import RayPlacer, ray_spawner, room_of
 from jettison.live.wire.host_orders import KeeperPost
 from jettison.live.wire.placing import Room
+from longrun import LONG
 from waiting import PATIENCE_S, until
 
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason=WHY_NOT)
+in_the_long_run = pytest.mark.skipif(not LONG, reason="in the long run: JETTISON_LONG=1; it waits for Ray")
 pytestmark = pytest.mark.live
 
 
@@ -81,6 +83,7 @@ async def test_ray_is_started_for_its_user_and_ends_with_the_engine(folder: Path
 
 
 @needs_ray
+@in_the_long_run
 async def test_ray_s_driver_and_head_may_die_while_tokens_flow(folder: Path, head: RayHead) -> None:
     expected = await expected_answers(folder)
     engine = engine_of(folder, None, instances=2, launcher="ray", ray_address=head.address, lease=30,
@@ -144,6 +147,7 @@ def counted(head: RayHead) -> tuple[float, list[str]]:
 
 
 @needs_ray
+@in_the_long_run
 async def test_a_driver_after_another_adopts_its_room_and_a_server_that_ends_gives_it_back(folder: Path) -> None:
     """There is room for two workers and no more: what is counted twice would leave none."""
     head = RayHead(num_cpus=2)
@@ -174,6 +178,7 @@ async def test_a_driver_after_another_adopts_its_room_and_a_server_that_ends_giv
 
 
 @needs_ray
+@in_the_long_run
 async def test_a_head_that_returns_without_what_it_knew_counts_once_what_has_lived_on(folder: Path) -> None:
     expected = await expected_answers(folder)
     head = FixedHead(num_cpus=2)
@@ -220,6 +225,7 @@ class Server:
 
 
 @needs_ray
+@in_the_long_run
 async def test_what_has_been_scaled_out_is_counted_without_a_driver_and_given_back_when_it_is_not_needed() -> None:
     """A keeper lives on without its driver: Ray must not give its cores away meanwhile."""
     head = RayHead(num_cpus=2)
@@ -253,6 +259,7 @@ async def test_what_has_been_scaled_out_is_counted_without_a_driver_and_given_ba
 
 
 @needs_ray
+@in_the_long_run
 async def test_that_a_worker_more_waits_for_room_is_told_and_it_may_be_given_up_meanwhile() -> None:
     head = RayHead(num_cpus=1)
     server = Server(head)
@@ -275,6 +282,7 @@ async def test_that_a_worker_more_waits_for_room_is_told_and_it_may_be_given_up_
 
 
 @needs_ray
+@in_the_long_run
 async def test_workers_of_the_start_that_may_go_are_placed_together_and_give_their_room_back_alone() -> None:
     """The one that stays is any of them."""
     head = FixedHead(num_cpus=4)
@@ -311,6 +319,7 @@ async def test_workers_of_the_start_that_may_go_are_placed_together_and_give_the
 
 
 @needs_ray
+@in_the_long_run
 async def test_a_head_that_returns_without_what_it_knew_counts_what_has_been_scaled_out_where_it_lives() -> None:
     head = FixedHead(num_cpus=2)
     server = Server(head)
@@ -329,6 +338,7 @@ async def test_a_head_that_returns_without_what_it_knew_counts_what_has_been_sca
 
 
 @needs_ray
+@in_the_long_run
 async def test_an_autoscaler_starts_a_host_for_a_worker_that_none_has_room_for_and_ends_it_behind_the_worker() -> None:
     head = AutoscaledHead(num_cpus=1, more_cpus=2)
     server = Server(head, num_cpus=2)
@@ -350,6 +360,7 @@ async def test_an_autoscaler_starts_a_host_for_a_worker_that_none_has_room_for_a
 
 
 @needs_ray
+@in_the_long_run
 def test_a_server_that_is_killed_gives_its_room_back_after_a_while(head: RayHead) -> None:
     """With its driver, which cannot do that any more."""
     code = (
@@ -387,6 +398,7 @@ async def test_where_there_is_no_room_a_start_says_what_is_wanted_and_what_is_fr
 
 
 @needs_ray
+@in_the_long_run
 def test_room_is_waited_for_longer_than_it_is_kept_without_a_driver(head: RayHead) -> None:
     """Its warden hears meanwhile that there is one."""
     code = (
