@@ -277,6 +277,25 @@ def _ray_hosts(document: Document) -> str:
                  [[row.get(key) for key in keys] for row in document["rows"]])  # fmt: skip
 
 
+@block("wire")
+def _wire(document: Document) -> str:
+    columns = (
+        "wire, Mbit/s", "there and back, ms", "encrypted", "carried, of the wire", "an activation, median, ms", "worst",
+    )  # fmt: skip
+    keys = ("mbit", "delay_ms", "tls", "share_of_wire", "activation_p50_ms", "activation_worst_ms")
+    return table(columns, ([text_of(row[key]) for key in keys] for row in document["rows"]))
+
+
+@block("hosts")
+def _hosts(document: Document) -> str:
+    columns = (
+        "move", "struck", "streams", "tokens", "streams that differ", "the host, after s", "near, Mbit/s", "far",
+        "not as asked",
+    )  # fmt: skip
+    keys = ("move", "way", "streams", "tokens", "wrong", "lost_after_s", "near_mbit", "far_mbit")
+    return table(columns, ([*(text_of(row[key]) for key in keys), len(row["problems"])] for row in document["rows"]))
+
+
 @block("controller_killed")
 def _controller_killed(document: Document) -> str:
     keys = ("round", "open_at_the_kill", "failed", "wrong", "tokens_compared", "workers_kept", "ready_s", "gap_p50_s",

@@ -4,12 +4,11 @@ Two TUN devices, one in a network namespace, joined by a process that lets packe
 (the kernels that we have know no `netem`). The queue before it is first come, first served, which is the worst that an
 activation may meet: a host's own queue puts it first. Needs root and /dev/net/tun.
 
-    python -m benchmarks moves delay --mbit 200 --delay-ms 10
+    python -m benchmarks moves delay --tls --mbit 200 1000 --delay-ms 0.1 1 10
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import multiprocessing
@@ -20,7 +19,9 @@ import struct
 import subprocess
 import time
 from collections import deque
+from itertools import product
 
+from benchmarks.shared import Row, keep, parse, print_block
 from jettison.live.machine.netns import entered
 from jettison.live.worker.pieces import PieceSizer
 from jettison.transport.authority import Authority
@@ -134,48 +135,55 @@ def send(namespace: str, port: int, proofs: list[Handshake], papers: Papers | No
     link.close()
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--mbit", type=float, default=200.0)
-    parser.add_argument("--delay-ms", type=float, default=10.0, help="there and back")
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--tls", action="store_true", help="encrypted, as links between hosts are")
-    parser.add_argument("--mtu", type=int, default=9000, help="of the devices: fewer packets cost the relay less")
-    asked = parser.parse_args()
-    namespace, bytes_per_s = f"jtdelay{os.getpid()}", asked.mbit * 1e6 / 8
+def measure(mbit: float, delay_ms: float, seconds: float, *, tls: bool, mtu: int) -> Row:
+    """One wire. Raises CalledProcessError, OSError."""
+    namespace, bytes_per_s = f"jtdelay{os.getpid()}", mbit * 1e6 / 8
     ends = (open_tun("jtdelay0"), open_tun("jtdelay1"))
     context = multiprocessing.get_context("fork")
-    wire = context.Process(target=relay, args=(ends, bytes_per_s, asked.delay_ms / 1e3), daemon=True)
+    wire = context.Process(target=relay, args=(ends, bytes_per_s, delay_ms / 1e3), daemon=True)
     try:
         ip("netns", "add", namespace)
         ip("link", "set", "jtdelay1", "netns", namespace)
         for where, name, address in (((), "jtdelay0", _OURS), (("-n", namespace), "jtdelay1", _THEIRS)):
             ip(*where, "addr", "add", f"{address}/30", "dev", name)
-            ip(*where, "link", "set", name, "mtu", str(asked.mtu), "txqueuelen", "2000", "up")
+            ip(*where, "link", "set", name, "mtu", str(mtu), "txqueuelen", "2000", "up")
         wire.start()
         pairs = [proven(Purpose.LINK), proven(Purpose.URGENT)]
-        authority = Authority() if asked.tls else None
+        authority = Authority() if tls else None
         papers = [None if authority is None else authority.papers_for(Identity(worker, 0)) for worker in (1, 2)]
         told: multiprocessing.Queue = context.Queue()
         with socket.create_server((_OURS, 0)) as listener:
             port = listener.getsockname()[1]
             receiver = context.Process(target=receive, args=(listener, [p[1] for p in pairs], papers[1], told))
-            sender = context.Process(
-                target=send, args=(namespace, port, [p[0] for p in pairs], papers[0], asked.seconds)
-            )
+            sender = context.Process(target=send, args=(namespace, port, [p[0] for p in pairs], papers[0], seconds))
             receiver.start()
             sender.start()
-            num_bytes, seconds, times_ms = told.get(timeout=60 + asked.seconds)
+            num_bytes, took_s, times_ms = told.get(timeout=60 + seconds)
             sender.join()
             receiver.join()
-        print(f"{asked.mbit:g} Mbit/s, {asked.delay_ms:g} ms: {num_bytes / seconds / bytes_per_s:.2f} of the wire; "
-              f"an activation {times_ms[len(times_ms) // 2]:.1f} ms (median), {times_ms[-1]:.1f} ms (worst)")
     finally:
         wire.kill()
+        wire.join()
         for end in ends:
             os.close(end)
         subprocess.run(("ip", "netns", "del", namespace), check=False)
+    return {
+        "mbit": mbit, "delay_ms": delay_ms, "tls": tls, "share_of_wire": num_bytes / took_s / bytes_per_s,
+        "activation_p50_ms": times_ms[len(times_ms) // 2], "activation_worst_ms": times_ms[-1],
+    }  # fmt: skip
+
+
+def main() -> None:
+    """The command."""
+    args = parse(
+        __doc__, mbit=([200.0],), delay_ms=([10.0], "there and back"), seconds=5.0,
+        tls=(False, "encrypted, as links between hosts are"),
+        mtu=(9000, "of the devices: fewer packets cost the relay less"),
+    )  # fmt: skip
+    wires = product(args.mbit, args.delay_ms)
+    rows = [measure(mbit, delay_ms, args.seconds, tls=args.tls, mtu=args.mtu) for mbit, delay_ms in wires]
+    print_block("wire", {"rows": rows})
+    keep(args.json, {"rows": rows}, "transport", "live")
 
 
 if __name__ == "__main__":

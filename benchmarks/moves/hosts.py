@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.shared import REPOSITORY
+from benchmarks.shared import REPOSITORY, keep, parse, print_block
 from jettison.core.moving.merging import MergePhase
 from jettison.device.model.create import create_model
 from jettison.live.engine.engine import Engine
@@ -275,18 +275,17 @@ async def rows(args: argparse.Namespace) -> list[dict[str, object]]:
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--moves", nargs="+", choices=MOVES, default=MOVES)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    parser.add_argument("--rounds", type=int, default=1, help="of each move and way")
-    parser.add_argument("--streams", type=int, default=12)
-    parser.add_argument("--tokens", type=int, default=200, help="of each stream")
-    args = parser.parse_args()
+    args = parse(
+        __doc__, moves=(list(MOVES), {"choices": MOVES}), ways=(list(WAYS), {"choices": WAYS}),
+        rounds=(1, "of each move and way"), streams=12, tokens=(200, "of each stream"),
+    )  # fmt: skip
     if os.geteuid() != 0:
-        parser.error("namespaces need root")
+        sys.exit("namespaces need root")
     logging.basicConfig(level="CRITICAL")
     found: Sequence[dict[str, object]] = asyncio.run(rows(args))
     bad = [row for row in found if row["problems"]]
+    print_block("hosts", {"rows": found})
+    keep(args.json, {"rows": found}, "core", "policy", "memory", "cost", "live", "device", "transport")
     print(f"{len(found)} runs, {len(bad)} with problems")
     return 1 if bad else 0
 
