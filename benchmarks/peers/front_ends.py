@@ -48,6 +48,7 @@ from jettison.server.parent.line import ParentLine
 from jettison.server.parent.process import Parent
 from jettison.server.serving import run_on, run_server
 from jettison.server.settings import ServerSettings
+from jettison.server.tls import TlsSettings
 from jettison.server.tokenizer import Tokenizer
 from jettison.types import FinishReason, SampledToken
 
@@ -125,7 +126,7 @@ async def serve(folder: Path, port: int, num_fronts: int, line: ParentLine | Non
     if line is None:
         return await run_server(app, "127.0.0.1", port, shutdown_timeout_s=0.1)
     line.open(0.0)
-    async with front_ends(server_state(app), config, None, line, on_served=lambda: None) as listener:
+    async with front_ends(server_state(app), config, None, line, TlsSettings(), on_served=lambda: None) as listener:
         return await run_on(app, listener, shutdown_timeout_s=0.1, stop=line.stop, force=line.force)
 
 

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -168,6 +168,8 @@ class PretendingSpawner:
 
     def troubles(self) -> Sequence[str]:
         return ()
+
+    def tell_waits(self, on_waits: Callable[[int, str], None]) -> None: ...
 
     async def able(self, worker: int) -> None: ...
 
