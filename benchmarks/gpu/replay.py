@@ -52,7 +52,7 @@ class PolicyEngine(Engine):
         core.state.next_step_id = old.core.state.next_step_id
         ledgers = {w: state.ledger for w, state in core.state.workers.items()}
         encoder = StepEncoder(ledgers, assembly.config.memory.block_size, core.state.limits.eos_token_ids)
-        driver = CoreDriver(core, encoder, self._crew.send, self._crew.abandon, self._on_emit, self._on_record,
+        driver = CoreDriver(core, encoder, self._crew.send, self._crew.abandon, self._streams.on_emit, self._on_record,
                             observer=self.timeline)  # fmt: skip
         driver.memory = old.memory
         self._driver, self._orders, self._info = driver, Orders(driver, self._crew), None
