@@ -179,7 +179,7 @@ async def test_events_go_out_in_order_whether_written_at_once_or_sent():
 
 
 async def test_a_client_that_takes_nothing_is_dropped(serve):
-    engine = FakeEngine(lambda request: [0x01] * 300, delay_s=0)
+    engine = FakeEngine(lambda request: [0x01] * 300, delay_s=0.01)
     async with serve(engine, keep_alive_s=0.2, write_timeout_s=0.1) as served:
         fields = {"model": "fake", "prompt": "p", "max_tokens": 290, "n": 128, "stream": True, "logprobs": 20}
         body = json.dumps(fields).encode()
