@@ -398,6 +398,11 @@ async def test_requests_that_wait_in_vain_for_the_next_controller_are_told_so_an
         monkeypatch.setattr(front, "MOST_WAITING", 1)
         assert (await served.completion()).status_code == 503
         assert not waiting.done()
+        monkeypatch.setattr(front, "MOST_WAITING", 2)
+        monkeypatch.setattr(served.fronts.states[0], "_is_draining", True)
+        assert (await served.completion()).status_code == 503, "a front end that ends lets none wait"
+        monkeypatch.setattr(served.fronts.states[0], "_is_draining", False)
+        monkeypatch.setattr(front, "MOST_WAITING", 1)
         remote._end_all()  # as when the time is up
         assert (await waiting).status_code == 503
         assert (await served.completion()).status_code == 503

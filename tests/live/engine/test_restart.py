@@ -53,6 +53,9 @@ async def test_workers_come_back_one_at_a_time_and_failed_starts_are_tried_again
     for worker_id in (0, 1, 2, 0):
         restarter.worker_lost(worker_id, "killed")
     assert restarter.why_down == dict.fromkeys((0, 1, 2), "killed")
+    restarter.note_waits(1, "no host has room yet")
+    restarter.note_waits(7, "no host has room yet")
+    assert restarter.why_down == {0: "killed", 1: "no host has room yet", 2: "killed"}
     async with asyncio.timeout(PATIENCE_S):
         while len(joined) + len(gone) < 3:
             await asyncio.sleep(0.01)

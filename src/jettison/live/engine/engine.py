@@ -436,6 +436,8 @@ class Engine:
         self._forget_info()  # it may be longer again
 
     def _on_worker_waits(self, worker_id: WorkerId, reason: str) -> None:
+        if self._restarter is not None:
+            self._restarter.note_waits(worker_id, reason)
         self._handle(ports.StartFailed(worker_id, reason))
 
     def _forget_info(self) -> None:

@@ -88,7 +88,8 @@ class Restarter:
 
     @property
     def why_down(self) -> Mapping[WorkerId, str]:
-        """Why each worker is down that is to be there: what its process ended of, or its last start failed of."""
+        """Why each worker is down that is to be there: what its process ended of, its last start failed of,
+        or the present one waits for."""
         return self._why_down
 
     def worker_lost(self, worker_id: WorkerId, why: str) -> None:
@@ -96,6 +97,11 @@ class Restarter:
         if worker_id not in self._tasks:
             self._why_down[worker_id] = why
             self._tasks[worker_id] = asyncio.create_task(self._bring_back(worker_id), name=f"restart-{worker_id}")
+
+    def note_waits(self, worker_id: WorkerId, why: str) -> None:
+        """A life that has begun waits for a place on a host; nothing where the worker is not one that is down."""
+        if worker_id in self._why_down:
+            self._why_down[worker_id] = why
 
     def start_new(self, worker_id: WorkerId) -> None:
         """Start a worker that has no process and is wanted, and try until it is there or ``call_off`` is called."""

@@ -234,8 +234,9 @@ class FrontState(ServerState):
 
     def check_ready(self) -> None:
         """See ``ServerState``. A request that comes between two controllers waits until the next one lets it in; its
-        body is not read before."""
-        if not self._remote.awaits_next or self._remote.num_asked >= MOST_WAITING:
+        body is not read before. None waits where this process is told to end."""
+        waits = self._remote.awaits_next and self._remote.num_asked < MOST_WAITING and self.status == "loading"
+        if not waits:
             super().check_ready()
 
     def begin_counts_again(self) -> None:
