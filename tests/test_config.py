@@ -265,7 +265,7 @@ def test_numbers_of_instances_that_contradict_each_other(given, told):
 )
 def test_who_asks_for_sleep_is_told_that_all_are_to_stay_awake(given, is_told):
     config = EngineConfig.resolve(model="m", **{"instances": 2, "sleep": "auto"} | given)
-    assert (config.sleep.why_nobody_sleeps(config.instances) is not None) == is_told
+    assert (config.sleep.why_none_sleeps(config.instances) is not None) == is_told
 
 
 def test_an_admin_key_is_shown_to_nobody():

@@ -362,12 +362,12 @@ class SleepConfig:
         0.0, float_from(0.0), "Tokens a second of offline requests that instances stay awake and are woken for, "
         "whatever that costs (0: none).", metavar="TOKENS")
 
-    def why_nobody_sleeps(self, instances: int) -> str | None:
+    def why_none_sleeps(self, instances: int) -> str | None:
         """A warning for the operator: ``--sleep auto`` is set, but none of ``instances`` may ever sleep. None: some
         may."""
         if self.mode != "auto" or self.min_awake < instances:
             return None
-        return f"--sleep auto puts nobody to sleep: --min-awake {self.min_awake}, and {instances} instance(s)"
+        return f"--sleep auto puts no instance to sleep: --min-awake {self.min_awake}, and {instances} instance(s)"
 
 
 @dataclass(frozen=True, slots=True)

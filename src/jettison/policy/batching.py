@@ -283,7 +283,7 @@ def plan_prefill_first(view: BatchView, limits: BatchLimits) -> BatchPlan:
     growth = sum(row.num_free_slots < 1 for row in decodes)
     first = plan_batch(
         view._replace(
-            running=prompts, num_reserved_blocks=view.num_reserved_blocks + growth, victims=_nobody
+            running=prompts, num_reserved_blocks=view.num_reserved_blocks + growth, victims=_no_victims
         ), limits,
     )  # fmt: skip
     if first.is_empty:
@@ -301,13 +301,13 @@ def plan_prefill_first(view: BatchView, limits: BatchLimits) -> BatchPlan:
     free_blocks = growth if first.admissions else view.num_free_blocks - sum(c.num_new_blocks for c in first.chunks)
     rest = plan_batch(
         view._replace(
-            running=decodes, waiting=(), victims=_nobody, num_free_blocks=free_blocks, num_reserved_blocks=0
+            running=decodes, waiting=(), victims=_no_victims, num_free_blocks=free_blocks, num_reserved_blocks=0
         ), limits._replace(max_num_tokens=budget, max_num_seqs=places, num_microbatches=1),
     )  # fmt: skip
     return first._replace(chunks=first.chunks + rest.chunks, lacks_blocks=first.lacks_blocks or rest.lacks_blocks)
 
 
-def _nobody() -> Sequence[VictimRow]:
+def _no_victims() -> Sequence[VictimRow]:
     return ()
 
 

@@ -192,7 +192,7 @@ class Assembly:
         machine's memory; warn of less. Of hosts that are others nothing is known here."""
         sleep = self.config.sleep
         for why_awake in (
-            sleep.why_nobody_sleeps(len(self.worker_specs)), self.config.scale.why_more_stay(sleep.min_awake),
+            sleep.why_none_sleeps(len(self.worker_specs)), self.config.scale.why_more_stay(sleep.min_awake),
         ):  # fmt: skip
             if why_awake is not None:
                 log.warning("%s", why_awake)
@@ -255,8 +255,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
 
     ``processor``: by which kernels are chosen (None: this one).
     """
-    cards = cards_of(config)
-    model_dir = Path(config.model.model)
+    cards, model_dir = cards_of(config), Path(config.model.model)
     model = read_config(model_dir, config.model.max_model_len)
     dtype = resolve_dtype(str(config.model.dtype), model)
     back_end = BACK_ENDS[config.devices.kind]
@@ -277,9 +276,8 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
     room = _position_room(config, model, shape, dtype, back_end, max_num_tokens)
     model = replace(model, max_model_len=room.positions(config.memory.memory_bytes))
     _check_step_size(limits, model.max_model_len)
-    num_positions = model.max_model_len
     limits_of_steps = max_num_tokens, config.scheduler.max_num_seqs
-    workspace_bytes = _workspace_bytes(model, num_positions, dtype, back_end, limits_of_steps)
+    workspace_bytes = _workspace_bytes(model, model.max_model_len, dtype, back_end, limits_of_steps)
     config = _with_pages(config, shape, workspace_bytes)
     memory = config.memory
     sizes = PageSizes.of(shape, memory.block_size, memory.page_bytes or DEFAULT_PAGE_BYTES)

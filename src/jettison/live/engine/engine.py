@@ -117,8 +117,7 @@ class Engine:
         """Start workers and load the model. Raises ModelError, BudgetError, ConfigError. Idempotent."""
         if self._crew is not None:
             return
-        assembly = self.prepare()
-        faults = self._config.faults
+        assembly, faults = self.prepare(), self._config.faults
         self._loading = LoadingWatch(assembly.parameter_bytes)
         num_at_start, begun_ns = self._config.instances, time.monotonic_ns()
         spawner = self._spawner or spawner_of(
@@ -171,10 +170,8 @@ class Engine:
             "weights %s read in %.2f s, of which hashing and checking took %.2f s",
             self._weights_digest, slowest.read_ns / 1e9, slowest.check_ns / 1e9,
         )
-        logger.info(
-            "ready: %d instance(s), %s KV blocks each, kernels %s",
-            len(ready), sorted(set(capacity.values())), assembly.kernels,
-        )
+        blocks = sorted(set(capacity.values()))
+        logger.info("ready: %d instance(s), %s KV blocks each, kernels %s", len(ready), blocks, assembly.kernels)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the accepted ones; True if all ended in time."""

@@ -40,15 +40,15 @@ def take_snapshot(
     workers = []
     part_bytes = core.state.shape.block_bytes_per_layer(config.memory.block_size)
     slot_bytes = part_bytes * core.state.shape.num_layers
-    for worker_id in core.state.workers:
-        memory, is_there = driver.memory.get(worker_id, {}), core.state.workers[worker_id].is_provisioned
-        pool, retained = core.state.workers[worker_id].pool, core.state.workers[worker_id].layout.retained
+    for worker_id, worker in core.state.workers.items():
+        memory, is_there = driver.memory.get(worker_id, {}), worker.is_provisioned
+        pool, retained = worker.pool, worker.layout.retained
         times = driver.bubbles.totals.get(worker_id, StageTimes())
         workers.append(
             WorkerSnapshot(
                 worker_id=worker_id,
                 pid=pids.get(worker_id, 0),
-                alive=core.state.workers[worker_id].alive and worker_id in pids,
+                alive=worker.alive and worker_id in pids,
                 budget_bytes=memory.get("budget_bytes", config.memory.memory_bytes if is_there else 0),
                 parameter_bytes=memory.get("parameter_bytes", 0),
                 dropped_parameter_bytes=memory.get("dropped_parameter_bytes", 0),
@@ -66,14 +66,13 @@ def take_snapshot(
             )
         )
     down = [
-        f"worker {each.worker_id} {_told_down(core.state.workers[each.worker_id])}:"
-        f" {why_down.get(each.worker_id, 'its process has ended')}"
+        _told_down(core.state.workers[each.worker_id], why_down)
         for each in workers if each.is_provisioned and not each.alive
     ]  # fmt: skip
-    totals = counters(core) | driver.delays.totals()
     num_unplaced = len(core.state.unplaced_online())
     return EngineSnapshot(
-        state, config.memory.block_size, groups, workers, totals, core.ladder.gauges(), num_unplaced=num_unplaced,
+        state, config.memory.block_size, groups, workers, counters(core) | driver.delays.totals(),
+        core.ladder.gauges(), num_unplaced=num_unplaced,
         num_unplaced_offline=len(core.state.unplaced) - num_unplaced,
         troubles=(*down, *core.recoveries.troubles, *troubles),
         checkpoint_lag_blocks=core.ladder.lag_blocks, num_devices_wanted=devices_wanted(core), slo=core.objectives,
@@ -81,5 +80,6 @@ def take_snapshot(
     )
 
 
-def _told_down(worker: WorkerState) -> str:
-    return "was started too often and stays down" if worker.is_gone else "is down and is being started again"
+def _told_down(worker: WorkerState, why_down: Mapping[WorkerId, str]) -> str:
+    state = "was started too often and stays down" if worker.is_gone else "is down and is being started again"
+    return f"worker {worker.worker_id} {state}: {why_down.get(worker.worker_id, 'its process has ended')}"
