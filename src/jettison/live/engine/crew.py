@@ -16,13 +16,13 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from jettison import errors
 from jettison.errors import JettisonError, LinkDownError, UserError, WorkerLostError
+from jettison.live.engine.life import Life
 from jettison.live.engine.spawner import Handle, Spawner
 from jettison.live.host.heritage import Heritage
 from jettison.live.machine.address_space import shortage_hint
@@ -56,32 +56,6 @@ _STOP_S = 5.0
 
 OnEvent = Callable[[WorkerId, m.Event], None]
 OnExit = Callable[[WorkerId, int], None]
-
-
-@dataclass(slots=True, eq=False)
-class _Life:
-    """One life of a worker."""
-
-    handle: Handle
-    number: int
-    started: asyncio.Future[m.WorkerReady]
-    """What it says of its start."""
-    token: bytes | None
-    """What one certificate is signed for; None: none is, or it has been."""
-    reported: bool = False
-    """Its end has been told, or needs not be: it does not count any more."""
-    is_orphan: bool = False
-    """It has outlived an earlier controller, and has not been taken over."""
-    is_known: bool = False
-    """Peers have been told where it is."""
-    is_retired: bool = False
-    """It was told to end, as it is not needed."""
-    why_given_up: str | None = None
-
-    @property
-    def is_up(self) -> bool:
-        """It counts as a live worker, or as one that starts."""
-        return not self.handle.ended.done() and not self.reported
 
 
 class Crew:
@@ -123,9 +97,9 @@ class Crew:
         self._authority: Authority | None = None
         """Where workers are on several hosts."""
         self._control_address: str | None = None
-        self._lives: dict[WorkerId, _Life] = {}
+        self._lives: dict[WorkerId, Life] = {}
         """The present one of each worker."""
-        self._old: list[_Life] = []
+        self._old: list[Life] = []
         """Lives that were replaced and may not have ended yet."""
         self._closing = False
         self._listening: asyncio.Task[None] | None = None
@@ -146,8 +120,7 @@ class Crew:
 
     def why_over(self, worker: WorkerId) -> str:
         """Why the present life of a worker is over, once ``on_exit`` has told that it is."""
-        life = self._lives[worker]
-        return life.why_given_up or f"its process ended with code {life.handle.ended.result()}"
+        return self._lives[worker].why_over
 
     @property
     def _first_life(self) -> int:
@@ -355,7 +328,7 @@ class Crew:
 
     # --- starting
 
-    def _spawn(self, worker: WorkerId, number: int, *, is_empty: bool) -> _Life:
+    def _spawn(self, worker: WorkerId, number: int, *, is_empty: bool) -> Life:
         assert self._control_address is not None, "not started"
         heritage = self._heritage
         self._server.expect(worker, number)
@@ -378,9 +351,9 @@ class Crew:
         )
         return self._enter(worker, number, self._spawner.spawn(start), token)
 
-    def _enter(self, worker: WorkerId, number: int, handle: Handle, token: bytes | None) -> _Life:
+    def _enter(self, worker: WorkerId, number: int, handle: Handle, token: bytes | None) -> Life:
         """From now on this is the worker's present life."""
-        life = self._lives[worker] = _Life(handle, number, asyncio.get_running_loop().create_future(), token)
+        life = self._lives[worker] = Life(handle, number, asyncio.get_running_loop().create_future(), token)
         handle.ended.add_done_callback(lambda _: self._on_process_end(worker, life))
         return life
 
@@ -395,7 +368,7 @@ class Crew:
                 known.append(m.PeerAddress(peer, life.number, address))
         self.send(worker, m.KnowPeers(known))
 
-    def _part(self, worker: WorkerId, life: _Life) -> None:
+    def _part(self, worker: WorkerId, life: Life) -> None:
         """A life is over: no peer waits any more for a link to it. A peer that has a link learns it from there."""
         life.reported = True
         for peer in self._lives:
@@ -457,13 +430,13 @@ class Crew:
             asyncio.get_running_loop().call_later(_LONELY_S, life.handle.kill)
         self._report_exit(worker, life)
 
-    def _on_process_end(self, worker: WorkerId, life: _Life) -> None:
+    def _on_process_end(self, worker: WorkerId, life: Life) -> None:
         why_lost = life.handle.why_lost
         if why_lost is not None and life is self._lives[worker] and not life.reported:
             self.declare_lost(worker, why_lost)
         self._report_exit(worker, life)
 
-    def _report_exit(self, worker: WorkerId, life: _Life) -> None:
+    def _report_exit(self, worker: WorkerId, life: Life) -> None:
         """Tell of an exit once both the process and its connection are over: its last events come first."""
         if not life.handle.ended.done() or life.reported or self._server.is_connected(worker):
             return

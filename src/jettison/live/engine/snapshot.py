@@ -65,10 +65,7 @@ def take_snapshot(
                 sleep=str(core.sleepers.state_of(worker_id)),
             )
         )
-    down = [
-        _told_down(core.state.workers[each.worker_id], why_down)
-        for each in workers if each.is_provisioned and not each.alive
-    ]  # fmt: skip
+    down = (_told_down(core.state.workers[w.worker_id], why_down) for w in workers if w.is_provisioned and not w.alive)
     num_unplaced = len(core.state.unplaced_online())
     return EngineSnapshot(
         state, config.memory.block_size, groups, workers, counters(core) | driver.delays.totals(),
