@@ -99,6 +99,8 @@ def test_as_transformers_adds_them(write, case, normalizer):
     assert ours.backend.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
     for part in ("bos_token", "eos_token", "pad_token", "unk_token"):
         assert ours.special_tokens.get(part) == getattr(theirs, part), part
+    named = {role: text for role, text in theirs.special_tokens_map.items() if isinstance(text, str)}
+    assert named.items() <= ours.special_tokens.items(), "what a chat template may name"
 
 
 def test_a_token_as_an_object_without_its_type_is_taken(write):

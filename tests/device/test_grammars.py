@@ -51,6 +51,7 @@ def sentencepiece(folder: Path) -> None:
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    backend.add_tokens([AddedToken("▁▁", special=False, normalized=False)])  # Gemma's runs of spaces
     finish(backend, folder)
 
 

@@ -33,6 +33,8 @@ class AddedTokens:
     tokens: list[AddedToken]
     ids: dict[str, int] = field(default_factory=dict)
     """Text -> id in the files."""
+    own: dict[str, str] = field(default_factory=dict)
+    """Role of the model's own -> text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ def added_tokens(
         if token.content not in seen:
             seen.add(token.content)
             tokens.append(token)
-    return AddedTokens([_special(token) if token.content in parts else token for token in tokens], ids)
+    own = {key: token.content for key, token in named.parts.items() if key not in PARTS}
+    return AddedTokens([_special(token) if token.content in parts else token for token in tokens], ids, own)
 
 
 def token_text(value: object) -> str | None:

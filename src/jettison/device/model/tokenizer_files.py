@@ -56,7 +56,8 @@ class TokenizerFiles:
     config: Mapping[str, Any]
     """Contents of ``tokenizer_config.json``."""
     special_tokens: Mapping[str, str]
-    """Role ("eos_token") -> text, by the rules of ``transformers``."""
+    """Role ("eos_token", or one of the model's own) -> text, by the rules of ``transformers``: what a chat template may
+    name."""
     said: Mapping[str, Mapping[str, str]]
     """File -> role -> text: the same in each file."""
     doubts: tuple[str, ...]
@@ -89,9 +90,8 @@ def read_tokenizer(model_dir: Path) -> TokenizerFiles:
     said = {file.path.name: _parts(file.values) for file in (config, special_map) if file is not None}
     first, second = said[CONFIG], said.get(SPECIAL_MAP, {})
     is_legacy = "added_tokens_decoder" not in config.values
-    return TokenizerFiles(
-        backend, parts.is_byte_level, config.values, first | second if is_legacy else second | first, said, doubts
-    )
+    special_tokens = added.own | (first | second if is_legacy else second | first)
+    return TokenizerFiles(backend, parts.is_byte_level, config.values, special_tokens, said, doubts)
 
 
 def byte_tokenizer_files(vocab_size: int) -> TokenizerFiles:

@@ -83,8 +83,8 @@ def vocabulary_of(files: TokenizerFiles) -> Vocabulary:
         spelled = backend.id_to_token(token_id)
         if spelled is None:
             tokens.append(b"")
-        elif token_id in added:  # its own text, whatever characters the others are spelled in
-            tokens.append(added[token_id].content.encode())
+        elif token_id in added and (files.is_byte_level or added[token_id].special):
+            tokens.append(added[token_id].content.encode())  # its own text, whatever the others are spelled in
         else:
             tokens.append(bytes_of(token_id, spelled))
     special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
