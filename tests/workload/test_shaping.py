@@ -36,6 +36,13 @@ def test_silent_windows_are_kept() -> None:
     assert "slice 3 of 4" in cut[3].notes[-1]
 
 
+@pytest.mark.parametrize(("last_s", "window_s"), [(0.35, 0.01), (0.69, 0.01), (0.7, 0.1), (3.0, 1.0), (0.3, 0.1)])
+def test_a_last_request_at_an_edge_is_in_a_slice_though_floats_disagree(last_s: float, window_s: float) -> None:
+    cut = shaping.slices(workload_of([TraceRow(0, 1, 1), TraceRow(last_s, 2, 2)]), window_s)
+    assert [row.input_tokens for part in cut for row in part.rows] == [1, 2]
+    assert cut[-1].rows and all(0 <= row.arrival_s <= part.duration_s for part in cut for row in part.rows)
+
+
 @given(rows=ROWS, keep=st.floats(0.01, 1.0), seed=st.integers(0, 2**31))
 def test_thinning_keeps_a_subset_and_the_same_one(rows: list[TraceRow], keep: float, seed: int) -> None:
     workload = workload_of(rows)

@@ -37,18 +37,18 @@ def slices(workload: Workload, window_s: float) -> list[Workload]:
         raise ConfigError(f"slice length must be above 0 s, got {window_s:g}")
     if not workload.duration_s / window_s <= MAX_SLICES:
         raise ConfigError(f"{workload.name} has more than {MAX_SLICES:,} slices of {window_s:g} s, which is too many")
-    num_windows = max(1, math.ceil(workload.duration_s / window_s))
     columns = workload.columns
-    if len(columns) and columns.arrival_s[-1] >= num_windows * window_s:
-        num_windows += 1  # the last arrival is exactly at the last edge
     indices = (columns.arrival_s / window_s).astype(np.int64)
+    num_windows = max(1, math.ceil(workload.duration_s / window_s))
+    if len(columns):
+        num_windows = max(num_windows, int(indices[-1]) + 1)  # the last arrival may be at the last edge
     edges = np.searchsorted(indices, np.arange(num_windows + 1))
     cut = []
     for index in range(num_windows):
         span_s = min(window_s, max(workload.duration_s - index * window_s, 0.0))
         note = f"slice {index} of {num_windows}: {index * window_s:g} s to {index * window_s + span_s:g} s"
         rows = columns[int(edges[index]) : int(edges[index + 1])]
-        rows = rows.with_arrivals(rows.arrival_s - index * window_s)
+        rows = rows.with_arrivals(np.maximum(rows.arrival_s - index * window_s, 0.0))  # an edge may be rounded up
         cut.append(workload.with_rows(rows, note, span_s=span_s))
     return cut
 
