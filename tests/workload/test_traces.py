@@ -282,6 +282,15 @@ def test_azure_2024_has_offsets_and_unanswered_requests(tmp_path: Path) -> None:
     assert "1 failed requests" in workload.notes[1]
 
 
+@pytest.mark.parametrize("none", ["0", " 0 ", "0.0"])
+def test_a_failed_request_of_azure_2024_is_dropped_however_its_zero_is_written(tmp_path: Path, none: str) -> None:
+    text = AZURE_2024 + f"2024-05-10 00:00:04+00:00,2399,{none}\n"
+    workload = read_trace(write(tmp_path, "week.csv", text))
+    assert len(workload.rows) == 3 and "2 failed requests" in workload.notes[1]
+    with pytest.raises(TraceError, match="line 7: GeneratedTokens is -1, at least 0 is expected"):
+        read_trace(write(tmp_path, "week.csv", text + "2024-05-10 00:00:05+00:00,2399,-1\n"))
+
+
 @pytest.mark.parametrize("stamp", ["2024-05-10 00:00:00.+00:00", "2024-05-10", "2024-05-10 00:00:00.5+99:00", ".5"])
 def test_stamps_that_are_none_are_bad_rows(tmp_path: Path, stamp: str) -> None:
     if stamp == "2024-05-10":  # a day is a stamp: midnight

@@ -212,7 +212,7 @@ def _parse_azure(record: Record, per_s: float | None) -> TraceRow | None:
 
 def _parse_azure_2024(record: Record, per_s: float | None) -> TraceRow | None:
     # Unlike 2023's, it has a few rows without generated tokens: requests that were not answered.
-    if str(record["GeneratedTokens"]).strip() == "0":
+    if count(record, "GeneratedTokens", minimum=0) == 0:
         return None
     return _parse_azure(record, per_s)
 
