@@ -83,6 +83,29 @@ def test_any_unit_may_be_said(tmp_path: Path, unit: str) -> None:
         assert load.duration_s == pytest.approx(SPAN_S, abs=1.01)
 
 
+@pytest.mark.parametrize(("unit", "format", "read_in_s"), [
+    ("ms", "burstgpt", "1.7e+12"), ("us", "burstgpt", "1.7e+15"), ("ms", "bailian", "1.7e+12"),
+    ("us", "mooncake", "1.7e+12"), ("ns", "mooncake", "1.7e+15"),
+])  # fmt: skip
+def test_stamps_since_1970_in_another_unit_are_refused_with_that_unit(tmp_path, unit, format, read_in_s) -> None:
+    stamps = [round((1.7e9 + at) * PER_S[unit]) for at in AT_S[:20]]
+    if format == "burstgpt":
+        path = csv(tmp_path, "Timestamp,Request tokens,Response tokens", stamps, "5,7")
+    else:
+        path = json_lines(tmp_path, stamps, BAILIAN if format == "bailian" else MOONCAKE)
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    told = str(caught.value)
+    assert f"which is {read_in_s} s, at most 1e+11 are possible (in {unit} it is 1.7e+09 s: say so with --unit)" in told
+    assert len(read_trace(path, reading=Reading(unit=unit), jitter=False).rows) == 20
+
+
+def test_no_unit_is_named_where_none_helps(tmp_path: Path) -> None:
+    path = csv(tmp_path, "Timestamp,Request tokens,Response tokens", [10**30], "5,7")
+    with pytest.raises(TraceError, match=r"which is 1e\+30 s, at most 1e\+11 are possible$"):
+        read_trace(path)
+
+
 def test_dates_say_their_unit_themselves(tmp_path: Path) -> None:
     dates = ["2024-05-10T00:00:00.5Z", "2024-05-10T00:00:02Z", "2024-05-10T02:01:00.25+02:00"]
     path = json_lines(tmp_path, dates, MOONCAKE)
@@ -164,7 +187,7 @@ def test_our_own_seconds_are_taken_and_told_of_where_a_hand_wrote_them(tmp_path:
     assert read_trace(csv(tmp_path, header, [at / 1e4 for at in range(5000)], "5,7")).doubts == (), "a burst is one"
     with pytest.raises(TraceError, match="look like dates, as seconds since 1970"):
         read_trace(csv(tmp_path, header, [1.7e9, 1.7e9 + 1], "5,7"))
-    with pytest.raises(TraceError, match=r"1.7e\+12 s, at most 1e\+11 are possible"):
+    with pytest.raises(TraceError, match=r"1.7e\+12 s, at most 1e\+11 are possible$"):
         read_trace(csv(tmp_path, header, [1_700_000_000_000], "5,7"))
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from jettison.errors import ConfigError
 from jettison.workload.rows import MAX_ARRIVAL_S, MAX_TOKENS, TraceRow
-from jettison.workload.units import LONGEST_GAP_EVER_S, NIGHTLY_GAP_S
+from jettison.workload.units import LONGEST_GAP_EVER_S, NIGHTLY_GAP_S, PER_S
 
 MOONCAKE_STAMP_STEP_S = 3.0
 """Mooncake's published conversation stamps are multiples of 3 s: bursts measured on them are an artefact."""
@@ -159,21 +159,40 @@ def number(record: Record, key: str, per_unit: float = 1.0) -> float:
     if not math.isfinite(value) or value < 0:
         raise BadRow(f"{key} is {raw!r}, a finite number of at least 0 is expected")
     if value > MAX_ARRIVAL_S:
-        raise BadRow(f"{key} is {raw!r}, which is {value:.3g} s, at most {MAX_ARRIVAL_S:.0g} are possible")
+        raise _TooLate(f"{key} is {raw!r}, which is {value:.3g} s, at most {MAX_ARRIVAL_S:.0g} are possible", value)
     return value
+
+
+class _TooLate(BadRow):
+    """A number that is too large for seconds."""
+
+    def __init__(self, message: str, value_s: float) -> None:
+        super().__init__(message)
+        self.value_s = value_s
 
 
 def arrival_s(record: Record, key: str, per_s: float | None) -> float:
     """A time stamp in seconds, from a number in units of which ``per_s`` make a second, or, with None, from a date.
     Raises BadRow."""
     if per_s is not None:
-        return number(record, key, per_s)
+        try:
+            return number(record, key, per_s)
+        except _TooLate as late:
+            raise BadRow(f"{late}{_likely_unit(late.value_s * per_s)}") from None
     raw = str(cell(record, key))
     try:
         return _stamp_s(raw)
     except (TypeError, ValueError):
         unit = " (of a number say the unit with --unit)" if raw.strip().replace(".", "", 1).isdigit() else ""
         raise BadRow(f"{key} is {raw!r}, 'YYYY-MM-DD HH:MM:SS.fffffff' is expected{unit}") from None
+
+
+def _likely_unit(stamp: float) -> str:
+    """A hint at the longest unit in which the stamp is possible."""
+    for unit, per_s in PER_S.items():
+        if stamp / per_s <= MAX_ARRIVAL_S:
+            return f" (in {unit} it is {stamp / per_s:.3g} s: say so with --unit)"
+    return ""
 
 
 def is_date(stamp: object) -> bool:
@@ -238,7 +257,9 @@ CLASSES = ("online", "offline")
 
 
 def _parse_ours(record: Record, per_s: float | None) -> TraceRow | None:
-    row = TraceRow(arrival_s(record, "arrival_s", per_s), count(record, "input_tokens"), count(record, "output_tokens"))
+    assert per_s is not None, "only other formats' stamps may be dates"
+    at_s = number(record, "arrival_s", per_s)
+    row = TraceRow(at_s, count(record, "input_tokens"), count(record, "output_tokens"))
     if "cached_tokens" in record:
         cached = count(record, "cached_tokens", minimum=0)
         if cached > row.input_tokens:
