@@ -100,6 +100,31 @@ def test_stamps_since_1970_in_another_unit_are_refused_with_that_unit(tmp_path, 
     assert len(read_trace(path, reading=Reading(unit=unit), jitter=False).rows) == 20
 
 
+AZURE_COLUMNS = "TIMESTAMP,ContextTokens,GeneratedTokens"
+
+
+@pytest.mark.parametrize(("header", "stamps"), [
+    (AZURE_COLUMNS, ["0.0"]), (AZURE_COLUMNS, range(20)), (AZURE_COLUMNS, ["2024-05-10 00:00:00", "2024-05-11"]),
+    ("Timestamp,Request tokens,Response tokens", [1_700_000_000_000 + n for n in range(20)]),
+    ("arrival_s,input_tokens,output_tokens", [1.7e18, 1.7e18 + 1e6]),
+    (None, [1_700_000_000_000_000 + n for n in range(20)]), (None, [3000 * (n // 4) for n in range(40)]),
+])  # fmt: skip
+def test_lengths_are_read_whatever_the_unit_of_the_stamps(tmp_path: Path, header: str | None, stamps: object) -> None:
+    path = csv(tmp_path, header, stamps, "100,5") if header else json_lines(tmp_path, stamps, MOONCAKE)
+    load = read_trace(path, only_lengths=True)
+    assert len(load.rows) == len(stamps) and load.doubts == ()
+
+
+@pytest.mark.parametrize("stamps", [[2, 0, 1], [1.7e18 + 2e6, 1.7e18, 1.7e18 + 1e6], [0.002, 0.0, 0.001]])
+def test_lengths_alone_are_in_the_order_of_arrival(tmp_path: Path, stamps: list[float]) -> None:
+    """A recording's lines are in the order in which requests ended."""
+    path = tmp_path / "t.csv"
+    rows = [f"{at},{100 + index},5" for index, at in enumerate(stamps)]
+    for header in (AZURE_COLUMNS, "arrival_s,input_tokens,output_tokens"):
+        path.write_text("\n".join([header, *rows]) + "\n")
+        assert [row.input_tokens for row in read_trace(path, only_lengths=True).rows] == [101, 102, 100]
+
+
 def test_no_unit_is_named_where_none_helps(tmp_path: Path) -> None:
     path = csv(tmp_path, "Timestamp,Request tokens,Response tokens", [10**30], "5,7")
     with pytest.raises(TraceError, match=r"which is 1e\+30 s, at most 1e\+11 are possible$"):
@@ -227,6 +252,9 @@ def test_every_tool_that_reads_traces_takes_both(tmp_path: Path) -> None:
         ended = told.exit_code if not isinstance(told.exception, TraceError | ConfigError) else 2
         assert ended == code, (said, told.output, told.exception)
     assert len(load_workload(BenchOptions(trace=path, unit="s")).rows) == NUM
+    dated = csv(tmp_path, "Timestamp,Request tokens,Response tokens", [1_700_000_000_000], "9,8")
+    [note] = load_workload(BenchOptions(trace=path, unit="s", lengths_from=dated)).notes[2:]
+    assert "lengths taken in order from burstgpt" in note
     with pytest.raises(ConfigError, match="a synthetic workload has seconds"):
         load_workload(BenchOptions(workload="burst", unit="s"))
     spec = parse_workload({"trace": path.name, "unit": "s"}, "workload")

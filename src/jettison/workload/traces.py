@@ -55,7 +55,7 @@ def read_trace(
     ``reading`` gives what the file leaves open: its format where several formats have its columns, and the unit of time
     stamps that are bare numbers. Where the unit is not given it is checked (``units``): a trace of ``LEAST_REQUESTS``
     and more that would be implausibly fast or slow in its format's unit is refused; for a shorter one the workload
-    carries a doubt (``doubts``). ``only_lengths``: its times are not used, so their unit does not matter. ``jitter``
+    carries a doubt (``doubts``). ``only_lengths``: its times give the order only, so any unit will do. ``jitter``
     spreads each arrival uniformly inside the file's time-stamp step with a generator seeded by ``seed``; None means the
     format's default: on for Mooncake's files with stepped stamps (``stamps``), off for the others. ``skip_bad_rows``:
     leave bad rows out; the workload tells their number and the first of them (``skipped_rows``). Arrivals are shifted
@@ -229,8 +229,9 @@ def _detect(path: Path, lines: Lines, reading: Reading, only_lengths: bool) -> _
         raise TraceError(f"{where}: {error}{_hint(first)}") from None
     if is_json:
         lines.put_back([first])
-    chosen, row = _first_row(path, names, lines, candidates, reading)
-    per_s = _per_s(path, chosen, row.get(chosen.columns[0]), reading)
+    find_per_s = partial(_per_s, path, reading=reading, only_lengths=only_lengths)
+    chosen, row = _first_row(names, lines, candidates, find_per_s)
+    per_s = find_per_s(chosen, row.get(chosen.columns[0]))
     found = _Found(chosen, names, per_s=per_s, has_head=bool(comments))
     for comment in comments if chosen.is_ours else ():
         key, _, value = comment.partition(": ")
@@ -270,10 +271,11 @@ def _names(first: str) -> tuple[list[str], bool]:
 
 
 def _first_row(
-    path: Path, names: list[str], lines: Lines, candidates: list[TraceFormat], reading: Reading
+    names: list[str], lines: Lines, candidates: list[TraceFormat],
+    find_per_s: Callable[[TraceFormat, object], float | None],
 ) -> tuple[TraceFormat, Record]:
     """The first row that one of the formats can read, and that format; else the last format and the first record. All
-    lines are still to come."""
+    lines are still to come. ``find_per_s`` tells the unit of a format's stamp (``_per_s``)."""
     taken: list[str] = []
     first: Record = {}
     try:
@@ -286,7 +288,7 @@ def _first_row(
                     row = _record(known, names, line)
                     first = first or row
                     if known.matches is None or known.matches(row):
-                        known.parse(row, _per_s(path, known, row.get(known.columns[0]), reading))
+                        known.parse(row, find_per_s(known, row.get(known.columns[0])))
                         return known, row
                 except BadRow:
                     continue
@@ -295,13 +297,16 @@ def _first_row(
         lines.put_back(taken)
 
 
-def _per_s(path: Path, trace_format: TraceFormat, stamp: object, reading: Reading) -> float | None:
-    """The number of the stamps' units in a second; None: the stamps are dates. Raises ConfigError for a unit given for
+def _per_s(
+    path: Path, trace_format: TraceFormat, stamp: object, *, reading: Reading, only_lengths: bool
+) -> float | None:
+    """The number of the stamps' units in a second; None: the stamps are dates. With ``only_lengths``, for which only
+    their order matters, numbers are read in the unit in which none is too late. Raises ConfigError for a unit given for
     dates."""
     says_itself = not trace_format.is_ours and is_date(stamp)
     if says_itself and reading.unit is not None:
         raise ConfigError(f"{path}: its time stamps are dates, which have no unit")
-    unit = reading.unit or trace_format.unit or ("s" if trace_format.is_ours else None)
+    unit = reading.unit or ("ns" if only_lengths else trace_format.unit or ("s" if trace_format.is_ours else None))
     return None if says_itself or unit is None else PER_S[unit]
 
 
