@@ -64,9 +64,9 @@ class Grammar:
 
     text: str
     """As llguidance reads it (Lark, or its JSON). It has been compiled once already, where it came in."""
-    begins_after: tuple[int, ...] = ()
-    """The output is free up to and with the first place where these tokens stand one behind the other; empty: it is
-    bound from its beginning."""
+    begins_after: str = ""
+    """The output is free up to and with the first place where its text has this marker, however tokens spell it; empty:
+    it is bound from its beginning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from jettison.device import grammars as grammars_module
-from jettison.device.grammars import KEPT_STEPS, Grammars
+from jettison.device.grammars import KEPT_STEPS, GrammarFailure, Grammars, GrammarState, make_tokenizer
 from jettison.device.model.byte_tokenizer import byte_level_tokenizer, write_tokenizer
 from jettison.device.model.vocabulary import Vocabulary, read_vocabulary
-from jettison.device.step import GrammarRow, SamplingRow, pack_ints, token_mask
+from jettison.device.step import GrammarRow, SamplingRow, bits_token_set, pack_ints, token_mask
 from jettison.errors import GrammarLostError
 from jettison.server.grammar_texts import grammar_text
 from jettison.types import GRAMMAR_FAILED_TOKEN_ID, LATER_TOKEN_ID
@@ -81,7 +81,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 class Drawing:
     """Draws tokens at random of those that a row's masks allow."""
 
-    def __init__(self, vocabulary: Vocabulary, text: str, seed: int = 0, begins_after: tuple[int, ...] = ()) -> None:
+    def __init__(self, vocabulary: Vocabulary, text: str, seed: int = 0, begins_after: str = "") -> None:
         self.vocabulary = vocabulary
         self.text = text
         self.begins_after = begins_after
@@ -181,7 +181,7 @@ def test_what_is_not_kept_is_told(folder: Path) -> None:
         drawing.mask(other)
     row = drawing.row(overlap=0)
     assert row.grammar is not None
-    gap = GrammarRow("r", "", (), 7, pack_ints([97]), END)
+    gap = GrammarRow("r", "", "", 7, pack_ints([97]), END)
     row.grammar = gap
     masks = grammars.begin([row])
     assert masks is not None
@@ -214,8 +214,8 @@ def test_end_tokens_are_allowed_where_it_may_end_and_alone_behind_it(folder: Pat
 
 def test_it_begins_behind_its_marker(folder: Path) -> None:
     vocabulary, grammars = make(folder)
-    marker = (vocabulary.tokens.index(b"o"), vocabulary.tokens.index(b"k"))
-    drawing = Drawing(vocabulary, grammar_text("choice", '["yes"]', None, {}), begins_after=marker)
+    marker = vocabulary.tokens.index(b"o"), vocabulary.tokens.index(b"k")
+    drawing = Drawing(vocabulary, grammar_text("choice", '["yes"]', None, {}), begins_after="ok")
     drawing.output = [1, marker[0], marker[0]]
     assert drawing.mask(grammars, anew=True) is None
     drawing.output.append(marker[1])
@@ -224,10 +224,80 @@ def test_it_begins_behind_its_marker(folder: Path) -> None:
     grammars.close()
 
 
+PIECES = (b".</", b"</", b"think", b">", b">\n\n", b">\n ye", b">ye", b"><", b"</think>", "é".encode()[:1], b"\xa9</")
+"""Tokens as byte-pair merges make them, so that a marker of ordinary text begins and ends inside of some."""
+
+
+def with_pieces(folder: Path, special: bytes = b"") -> tuple[Vocabulary, dict[bytes, int]]:
+    """A byte-level vocabulary whose last tokens are ``PIECES``, and their ids. ``special``: it is no text."""
+    byte_level(folder)
+    plain = read_vocabulary(folder)
+    first = VOCAB_SIZE - len(PIECES)
+    ids = {piece: first + at for at, piece in enumerate(PIECES)}
+    marks = {ids[special]} if special else set()
+    return plain._replace(tokens=[*plain.tokens[:first], *PIECES], special_ids=plain.special_ids | marks), ids
+
+
+@pytest.mark.parametrize(("special", "output", "begins"), [
+    (b"", [b".</", b"think", b">"], b"y"),
+    (b"", [b"</", b"think", b">\n\n"], b"y"),
+    (b"", [PIECES[-2], PIECES[-1], b"think", b">"], b"y"),
+    (b"", [b"</", b"</", b"think", b">"], b"y"),
+    (b"", [b"</", b"think", b">ye"], b"s"),
+    (b"", [b"</", b"think", b">\n ye"], b"s"),
+    (b"", [b"</think>"], b"y"),
+    (b"</think>", [b"think", b"</think>"], b"y"),
+], ids=str)  # fmt: skip
+def test_a_marker_is_found_however_tokens_spell_it(
+    tmp_path: Path, special: bytes, output: list[bytes], begins: bytes
+) -> None:
+    """What the marker's last token has behind it is the grammar's, but for white space that it does not take. A state
+    that is told all of it at once comes to the same."""
+    vocabulary, ids = with_pieces(tmp_path, special)
+    grammars = Grammars(lambda: vocabulary, VOCAB_SIZE)
+    drawing = Drawing(vocabulary, grammar_text("choice", '["yes"]', None, {}), begins_after="</think>")
+    for piece in output:
+        assert drawing.mask(grammars) is None
+        drawing.output.append(ids[piece])
+    others = Grammars(lambda: vocabulary, VOCAB_SIZE)
+    for mask in (drawing.mask(grammars), drawing.mask(others, anew=True)):
+        assert mask is not None and {vocabulary.tokens[token][:1] for token in np.flatnonzero(mask)} == {begins}
+    grammars.close()
+    others.close()
+
+
+def test_white_space_behind_a_marker_counts_where_the_grammar_takes_it(tmp_path: Path) -> None:
+    vocabulary, ids = with_pieces(tmp_path)
+    tokenizer = make_tokenizer(vocabulary, END, VOCAB_SIZE)
+    output = pack_ints([ids[piece] for piece in (b"</", b"think", b">\n\n")])
+    for pattern, allowed in ((r"\n{3}", {b"\n"}), (r"\n{0,2}a", {b"a"}), (r"\na", {b"\n"})):
+        row = GrammarRow("r", grammar_text("regex", pattern, None, {}), "</think>", 0, output, END)
+        mask = GrammarState(tokenizer, row).mask_behind(row)
+        assert mask is not None
+        ids_allowed = np.flatnonzero(token_mask(bits_token_set(mask), VOCAB_SIZE))
+        assert {vocabulary.tokens[token][:1] for token in ids_allowed} == allowed, pattern
+
+
+def test_a_marker_counts_once_and_what_may_not_be_behind_it_fails_each_time(tmp_path: Path) -> None:
+    vocabulary, ids = with_pieces(tmp_path)
+    tokenizer = make_tokenizer(vocabulary, END, VOCAB_SIZE)
+    text = grammar_text("regex", "a(</think>)?b", None, {})
+    output = [ids[b"</"], ids[b"think"], ids[b">"], ord("a"), ids[b"</"], ids[b"think"], ids[b">"]]
+    row = GrammarRow("r", text, "</think>", 0, pack_ints(output), END)
+    mask = GrammarState(tokenizer, row).mask_behind(row)
+    assert mask is not None
+    assert [*np.flatnonzero(token_mask(bits_token_set(mask), VOCAB_SIZE))] == [ord("b")]
+    row.output_ids = pack_ints([*output[:2], ids[b"><"]])
+    state = GrammarState(tokenizer, row)
+    for _ in range(2):
+        with pytest.raises(GrammarFailure, match="not allowed behind the marker"):
+            state.mask_behind(row)
+
+
 def test_a_grammar_that_goes_beyond_its_bounds_fails_alone(folder: Path) -> None:
     vocabulary, grammars = make(folder)
     good = Drawing(vocabulary, grammar_text("choice", '["yes"]', None, {})).row()
-    bad = SamplingRow(1, 0, 0, 0.0, 1.0, 0, 0.0, grammar=GrammarRow("s", "start: nothing", (), 0, b"", END))
+    bad = SamplingRow(1, 0, 0, 0.0, 1.0, 0, 0.0, grammar=GrammarRow("s", "start: nothing", "", 0, b"", END))
     plain = SamplingRow(2, 0, 0, 0.0, 1.0, 0, 0.0)
     masks = grammars.begin([good, bad, plain])
     assert masks is not None
@@ -264,7 +334,7 @@ def test_what_is_not_ready_is_for_later_and_keeps_no_other_waiting(tmp_path: Pat
 
 
 def request(name: str, text: str) -> SamplingRow:
-    grammar = GrammarRow(name, text, (), 0, b"", END)
+    grammar = GrammarRow(name, text, "", 0, b"", END)
     return SamplingRow(0, 0, 0, 0.0, 1.0, 0, 0.0, grammar=grammar)
 
 

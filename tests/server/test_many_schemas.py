@@ -49,7 +49,7 @@ def draw(grammars: Grammars, vocabulary: Vocabulary, name: str, text: str, seed:
     closing = [token for token, data in enumerate(vocabulary.tokens) if data in (b'"', b"}", b"]", b",")]
     while len(output) < MOST_TOKENS:
         before = max(0, len(output) - 3)
-        grammar = GrammarRow(name, "" if output else text, (), before, pack_ints(output[before:]), END)
+        grammar = GrammarRow(name, "" if output else text, "", before, pack_ints(output[before:]), END)
         row = SamplingRow(0, 0, 0, 0.0, 1.0, 0, 0.0, grammar=grammar)
         masks = grammars.begin([row])
         assert masks is not None

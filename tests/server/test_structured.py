@@ -414,7 +414,7 @@ async def test_every_way_to_say_a_schema_is_the_same(app_client, app_engine, end
     grammars = {request.params.grammar for request in app_engine.accepted[-2:]}
     (grammar,) = grammars
     assert json.loads(grammar.text)["grammars"][0]["json_schema"]["properties"] == SCHEMA["properties"]
-    assert grammar.begins_after == ()
+    assert grammar.begins_after == ""
 
 
 async def test_what_says_nothing_binds_nothing(app_client, app_engine):

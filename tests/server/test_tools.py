@@ -18,6 +18,9 @@ from fake_engine import FakeEngine
 from llguidance import LLMatcher, LLTokenizer
 from served import EOS, sse_events
 
+from jettison.device.grammars import GrammarState, make_tokenizer
+from jettison.device.model.vocabulary import read_vocabulary
+from jettison.device.step import GrammarRow, bits_token_set, pack_ints, token_mask
 from jettison.errors import ConfigError
 from jettison.server.answer_form import AnswerForms
 from jettison.server.app import create_app, server_state
@@ -374,6 +377,7 @@ def test_parsers_are_chosen_by_name(tmp_path):
         assert call_kind(name, None).make([WEATHER]).feed("x") is not None
     for name in thinking_names():
         assert thinking_kind(name, None).begin
+    assert thinking_kind("olmo3", None) is thinking_kind("qwen3", None)
     assert call_kind("none", template("qwen3")) is thinking_kind("none", template("qwen3")) is None
     for told in ("nobody", str(tmp_path / "missing.py")):
         with pytest.raises(ConfigError, match="--tool-call-parser"):
@@ -488,8 +492,8 @@ def anything_allowed(rng, opening=b""):
         grammar = request.params.grammar
         told = list(opening)
         matcher = LLMatcher(words, grammar.text)
-        behind = told if not grammar.begins_after else told[len(bytes(told).partition(bytes(grammar.begins_after))[0])
-                                                            + len(grammar.begins_after):]
+        marker = grammar.begins_after.encode()
+        behind = told if not marker else list(bytes(told).partition(marker)[2])
         assert matcher.try_consume_tokens(behind) == len(behind), opening
         while not matcher.is_stopped() and len(told) < 3000:
             mask = llguidance.numpy.allocate_token_bitmask(1, words.vocab_size)
@@ -563,6 +567,45 @@ async def test_a_form_of_answers_leaves_room_for_thoughts_and_calls(family, serv
                     jsonschema.validate(json.loads(choice["message"]["content"]), schema)
                 seen.add((bool(fields), choice["finish_reason"]))
     assert seen == {(False, "stop"), (True, "stop"), (True, "tool_calls")}
+
+
+def merges_the_mark(folder):
+    """Write a tokenizer to which ``</think>`` is text, in pieces that hold what is around it too, as OLMo 3's does."""
+    told = json.loads((folder / "tokenizer.json").read_text())
+    vocab = told["model"]["vocab"]
+    vocab |= {token["content"]: token["id"] for token in told["added_tokens"]}  # else merges would get their ids
+    for pair in (("<", "/"), (".", "</"), ("t", "h"), ("i", "n"), ("th", "in"), ("thin", "k"), ("Ċ", "Ċ"), (">", "ĊĊ")):
+        vocab["".join(pair)] = len(vocab)
+        told["model"]["merges"].append(pair)
+    (folder / "tokenizer.json").write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("thought", ["So.</think>", "So\n</think>\n\n", "So.</think>\n\n"])
+@pytest.mark.parametrize("asked", [
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["no"]}}}},
+    {"structured_outputs": {"grammar": 'start: "\\"no\\""'}},
+])  # fmt: skip
+async def test_an_answer_is_bound_behind_thoughts_whose_end_is_text(asked, thought, serve, tokenizer_of, tmp_path):
+    tokenizer_of(template("deepseek_r1"))
+    merges_the_mark(tmp_path)
+    tokenizer, vocabulary = Tokenizer.from_dir(tmp_path), read_vocabulary(tmp_path)
+    words = make_tokenizer(vocabulary, (EOS,), len(vocabulary.tokens))
+
+    def script(request):
+        told = tokenizer.encode(thought, False)
+        while told[-1] != EOS:
+            grammar = request.params.grammar
+            row = GrammarRow("r", grammar.text, grammar.begins_after, 0, pack_ints(told), (EOS,))
+            mask = GrammarState(words, row).mask_behind(row)
+            assert mask is not None
+            told.append(int(token_mask(bits_token_set(mask), len(vocabulary.tokens)).nonzero()[0][-1]))
+        return told
+
+    async with serve(FakeEngine(script, max_model_len=8000), tokenizer=tokenizer) as served:
+        answer = await served.post("/v1/chat/completions", ASK | asked)
+        assert answer.status_code == 200, answer.text
+        message = answer.json()["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == (thought.partition("</")[0].strip(), '"no"')
 
 
 async def test_a_tool_whose_schema_cannot_be_followed_is_named(serve, tokenizer_of):

@@ -142,11 +142,13 @@ class GrammarState:
         state alone; None: it is compiled when it is first asked for."""
         self.text = row.text
         self._tokenizer = tokenizer
-        self._begins_after = row.begins_after
+        self._marker = row.begins_after.encode()
         self._end_token_ids = frozenset(row.end_token_ids)
         self._matcher = compiled
         self._tokens: list[int] = []
-        self._has_begun = not row.begins_after
+        self._has_begun = not self._marker
+        self._before = b""
+        """Where the grammar has not begun: the output's last bytes that may be a beginning of the marker."""
         self._has_ended = False
         self.mask_s = 0.0
         """Seconds that the last mask took."""
@@ -190,9 +192,9 @@ class GrammarState:
         """The output has got these tokens. Raises GrammarFailure where they are none that the grammar allows."""
         at = 0
         while at < len(tokens) and not self._has_begun:
+            self._listen(tokens[at])
             self._tokens.append(tokens[at])
             at += 1
-            self._has_begun = tuple(self._tokens[-len(self._begins_after) :]) == self._begins_after
         bound = tokens[at:]
         self._tokens += bound
         for token in bound:
@@ -203,6 +205,27 @@ class GrammarState:
             elif not self.matcher.consume_token(token):
                 self._check()
                 raise GrammarFailure(f"token {token} is not allowed here")
+
+    def _listen(self, token: int) -> None:
+        """The free output has got this token, which may complete the marker. Raises GrammarFailure, each time that it
+        is told the token again: then nothing has changed."""
+        spelled = self._before + self._tokenizer.decode_bytes([token])
+        at = spelled.find(self._marker)
+        if at >= 0:
+            self._begin(spelled[at + len(self._marker) :])
+        self._before = spelled[max(0, len(spelled) - len(self._marker) + 1) :]
+
+    def _begin(self, behind: bytes) -> None:
+        """Behind the marker, with what its last token has behind it: white space before the grammar's own text is the
+        thoughts', where the grammar does not take it. Raises GrammarFailure."""
+        for text in (behind, behind.lstrip()):
+            spelled = self._tokenizer.tokenize_bytes(text) if text else []
+            is_whole = self._tokenizer.decode_bytes(spelled) == text
+            if is_whole and (not spelled or self.matcher.validate_tokens(spelled) == len(spelled)):
+                self._has_begun = not spelled or self.matcher.consume_tokens(spelled)
+                self._check()
+                return
+        raise GrammarFailure(f"{behind!r} is not allowed behind the marker")
 
     def fill(self, bits: Bits) -> None:
         """Write the mask of the next token into zeros. Raises GrammarFailure."""

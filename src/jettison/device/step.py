@@ -112,7 +112,7 @@ class GrammarRow(msgspec.Struct, array_like=True):
     """Whose state it is: a device may keep that from step to step, and can make it anew at any time."""
     text: str
     """See ``types.Grammar``; empty: as in an earlier step of the same request on this worker."""
-    begins_after: tuple[int, ...]
+    begins_after: str
     num_before: int
     """Tokens of the output before ``output_ids``; 0 where the text is sent."""
     output_ids: bytes

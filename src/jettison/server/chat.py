@@ -200,10 +200,10 @@ class ChatEndpoint(GenerationEndpoint):
         self, plan: GenerationPlan, calling: ToolPlan, prompt: Prompt, opened: str, *, tells_thoughts: bool
     ) -> GenerationPlan:
         """The plan with the form of the answers, and with what they have to look like so that it can be read."""
-        forms, tokenizer = self.state.forms, self.state.tokenizer
+        forms = self.state.forms
         speech = forms.speech(prompt.text or "", opened)
         constraint = constraint_of(
-            calling, speech, plan.constraint, lambda text: tokenizer.encode(text, False),
+            calling, speech, plan.constraint,
             lambda keyword: self.state.warnings.note_ignored(
                 f"tools.parameters.{keyword}", "grammars cannot follow it, and the tool is not strict"))
         form = forms.form(

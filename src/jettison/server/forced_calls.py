@@ -8,7 +8,7 @@ them: the form of the model where that is JSON between marks, else a JSON list; 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -49,28 +49,27 @@ def reads_its_own(kind: CallKind | None) -> bool:
 
 
 def constraint_of(
-    plan: ToolPlan, speech: Speech, said: Constraint | None, encode: Callable[[str], Sequence[int]],
-    note: Callable[[str], None],
+    plan: ToolPlan, speech: Speech, said: Constraint | None, note: Callable[[str], None]
 ) -> Constraint | None:
     """What the answer has to look like; None: anything. ``said``: what the client asks for besides; a forced call beats
-    it. ``encode``: the token ids of a mark. ``note``: told the keywords of the tools' schemas that are left out."""
+    it. ``note``: told the keywords of the tools' schemas that are left out."""
     is_forced = plan.mode in ("required", "named")
     if said is None and not is_forced:
         return None
     wanted = None if said is None or is_forced else _format_of(said)
-    ends = tuple(encode(speech.thinking.end)) if speech.thinking is not None and speech.thinks == "already" else None
+    end = speech.thinking.end if speech.thinking is not None and speech.thinks == "already" else ""
     if said is not None and not is_forced and (wanted is None or _is_plain(plan, speech)):
-        return replace(said, begins_after=ends)  # a grammar of the client's is not put into another
+        return replace(said, begins_after=end)  # a grammar of the client's is not put into another
     plan = replace(plan, tools=tuple(_followable(tool, note) for tool in plan.tools))
     body = _in_channels(plan, wanted) if speech.is_harmony else _body(plan, speech.calls, wanted)
     if speech.thinking is not None and not speech.is_harmony:
-        if ends is not None:
+        if end:
             body = _sequence(_SPACE, body)
         elif speech.thinks == "maybe":
             body = _sequence(_either(_thoughts(speech.thinking), _const("")), body)
     param = plan.choice_field if said is None or is_forced else said.param
     space = None if said is None or is_forced else said.whitespace_pattern
-    return Constraint("structural_tag", _dump({"format": body}), param, space, ends)
+    return Constraint("structural_tag", _dump({"format": body}), param, space, end)
 
 
 def _is_plain(plan: ToolPlan, speech: Speech) -> bool:

@@ -123,7 +123,7 @@ def with_bad_words(
 
 def with_grammar(plan: GenerationPlan, text: str) -> GenerationPlan:
     """The plan with the grammar of its constraint."""
-    begins_after = () if plan.constraint is None else plan.constraint.begins_after or ()
+    begins_after = "" if plan.constraint is None else plan.constraint.begins_after
     return replace(plan, params=replace(plan.params, grammar=Grammar(text, begins_after)))
 
 

@@ -37,10 +37,10 @@ class Constraint:
     """The request's field that the constraint came from: errors name it."""
     whitespace_pattern: str | None = None
     """``json``: a regular expression for the white space between tokens of JSON; None: what JSON allows."""
-    begins_after: tuple[int, ...] | None = None
-    """Token ids of a marker, such as the end of the model's thinking: the answer is free up to and with the first place
-    where they stand one behind the other, and the constraint begins behind them. None: it begins at once. Stop tokens
-    end the answer before that, too."""
+    begins_after: str = ""
+    """A marker, such as the end of the model's thinking: the answer is free up to and with the first place where its
+    text has it, and the constraint begins behind it. Empty: it begins at once. Stop tokens end the answer before that,
+    too."""
 
 
 MAX_CHOICES = 1024

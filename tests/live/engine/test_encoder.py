@@ -130,7 +130,7 @@ def test_a_row_without_penalties_carries_no_tokens() -> None:
         dict, prompt=TOKENS.filter(bool), repetition_penalty=st.sampled_from([1.0, 1.2]),
         stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=20).map(tuple), min_tokens=st.integers(0, 9),
         logit_bias=st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-9, 9)), max_size=20).map(tuple),
-        seed=st.integers(0, 2**63 - 1),
+        seed=st.integers(0, 2**63 - 1), grammar=st.sampled_from([None, Grammar("x", "é" * 400)]),
     ), min_size=1, max_size=8),
     st.integers(0, 2000),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from moved_answers import Requests, serve, served_alone
 
 from jettison.config import EngineConfig
 from jettison.device import grammars
-from jettison.device.model.byte_tokenizer import TURN_START_ID
+from jettison.device.model.byte_tokenizer import TURN_START, TURN_START_ID
 from jettison.device.step import pack_token_set
 from jettison.live.engine.local_cluster import Completion, LocalCluster
 from jettison.server.grammar_texts import grammar_text
@@ -37,7 +37,7 @@ OPEN_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
 GRAMMARS = {
     "closed": Grammar(grammar_text("json", json.dumps(SCHEMA), "", {})),
     "open": Grammar(grammar_text("json", json.dumps(OPEN_SCHEMA), None, {})),
-    "later": Grammar(grammar_text("regex", "(ab|c){3,9}", None, {}), (TURN_START_ID,)),
+    "later": Grammar(grammar_text("regex", "(ab|c){3,9}", None, {}), TURN_START),
 }
 KINDS = tuple(GRAMMARS)
 

@@ -51,8 +51,8 @@ def _sampling_bytes(row: SamplingRow) -> int:
 
 
 def _grammar_bytes(grammar: GrammarRow) -> int:
-    ids = len(grammar.begins_after) + len(grammar.end_token_ids)
-    return _ROW_BYTES + len(grammar.text.encode()) + len(grammar.output_ids) + 5 * ids
+    texts = len(grammar.text.encode()) + len(grammar.begins_after.encode())
+    return _ROW_BYTES + texts + len(grammar.output_ids) + 5 * len(grammar.end_token_ids)
 
 
 class _Slot:

@@ -92,7 +92,8 @@ _ALIASES = {
     "deepseek": "deepseek_v3", "openai": HARMONY, "gpt-oss": HARMONY, "openai_gptoss": HARMONY,
 }  # fmt: skip
 _THINKING_ALIASES = {
-    "glm45": "qwen3", "deepseek_v3": "qwen3", "hunyuan_a13b": "qwen3", "openai_gptoss": HARMONY, "gpt-oss": HARMONY,
+    "glm45": "qwen3", "deepseek_v3": "qwen3", "hunyuan_a13b": "qwen3", "olmo3": "qwen3", "openai_gptoss": HARMONY,
+    "gpt-oss": HARMONY,
 }  # fmt: skip
 
 _CALL_SIGNS: tuple[tuple[str, str], ...] = (
