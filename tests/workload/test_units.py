@@ -17,7 +17,7 @@ from jettison.simulate.workload_spec import parse_workload
 from jettison.simulate.workloads import build_workload
 from jettison.workload.bench import load_workload
 from jettison.workload.cautions import cautions_of
-from jettison.workload.formats import FORMATS, formats_of
+from jettison.workload.formats import FORMATS, formats_of, is_date
 from jettison.workload.options import BenchOptions
 from jettison.workload.traces import read_trace
 from jettison.workload.units import LONGEST_GAP_EVER_S, PER_S, Reading, doubt
@@ -301,3 +301,10 @@ def test_no_part_of_a_real_trace_is_doubted(data_dir: Path, tmp_path: Path, name
             load = read_trace(path, jitter=False)
             is_quiet = name.startswith("burstgpt") and load.duration_s / len(load.rows) > LONGEST_GAP_EVER_S
             assert load.doubts == () or is_quiet, (begin, size)
+
+
+@pytest.mark.parametrize(("stamp", "is_one"), [
+    ("20240510", False), ("20240510.5", False), ("10000101.0", False), (20240510.5, False),
+    ("2024-05-10 00:00:01.5", True), ("2024-05-10 00:00:01+00:00", True)])
+def test_a_bare_number_is_no_date_though_its_digits_could_be_one(stamp, is_one):
+    assert is_date(stamp) is is_one

@@ -197,7 +197,7 @@ def _likely_unit(stamp: float) -> str:
 
 def is_date(stamp: object) -> bool:
     """Whether a time stamp is a date, which needs no unit."""
-    if not isinstance(stamp, str) or stamp.strip().isdigit():  # 20240510 could be a day, but is read as a number
+    if not isinstance(stamp, str) or stamp.replace(".", "", 1).strip().isdigit():  # 20240510.5 is read as a number
         return False
     try:
         _stamp_s(stamp)
