@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 
 import hypothesis.strategies as st
 import pytest
+from fake_engine import FakeEngine
 from hypothesis import given
 
 from jettison.live.engine.api import EngineSnapshot, WorkerSnapshot
+from jettison.server.app import batch_service
 from jettison.server.batches import feeding
 from jettison.server.batches.feeding import ResultWriter, Window
 from jettison.server.batches.records import Batch, Result, Status
@@ -35,12 +38,12 @@ def test_a_shown_time_is_read_back(seconds):
     assert window_s(shown_s(seconds)) == seconds
 
 
-def batch(seq=1, *, runnable=100, prompt=1000, most=10_000, done=0, expires_at=3600, bad=0,
+def batch(seq=1, *, runnable=100, prompt=1000, most=10_000, done=0, created_at=0, expires_at=3600, bad=0,
           status=Status.IN_PROGRESS, owner="") -> Batch:  # fmt: skip
     return Batch(
-        id=f"b{seq}", owner=owner, endpoint="/v1/completions", input_file_id="f", completion_window="1h", created_at=0,
-        expires_at=expires_at, num_lines=runnable + bad, num_runnable=runnable, num_prompt_tokens=prompt,
-        max_output_tokens=most, seq=seq, num_completed=done, num_failed=bad, status=status)
+        id=f"b{seq}", owner=owner, endpoint="/v1/completions", input_file_id="f", completion_window="1h",
+        created_at=created_at, expires_at=expires_at, num_lines=runnable + bad, num_runnable=runnable,
+        num_prompt_tokens=prompt, max_output_tokens=most, seq=seq, num_completed=done, num_failed=bad, status=status)
 
 
 def seen(rate=10.0, answers=10) -> Forecast:
@@ -157,6 +160,61 @@ def test_old_measurements_fade():
     for _ in range(600):
         forecast.note_work(100, 1.0)
     assert forecast.rates.output == pytest.approx(100, rel=0.01)
+
+
+def test_a_standstill_lasts_no_more_for_ever_than_a_burst():
+    forecast, now_s = seen(rate=10.0), time.time()
+    fits, hopeless = (batch(expires_at=now_s + seconds, created_at=now_s) for seconds in (3600, 199))
+    for _ in range(15 * 60 * 2):
+        forecast.note_work(0, 0.5)
+    assert forecast.why_infeasible(fits, [], now_s) is None
+    for _ in range(100 * 60 * 2):
+        forecast.note_work(0, 0.5)
+    assert forecast.why_infeasible(fits, [], now_s) is None
+    assert forecast.rates == pytest.approx((1.0, 1.0))
+    assert "completion_window of 33m20s" in forecast.why_infeasible(hopeless, [], now_s)
+    restarted = Forecast()
+    restarted.remember(forecast.notes())
+    assert restarted.rates == forecast.rates
+    restarted.note_work(5, 0.5)
+    assert restarted.rates == pytest.approx((1.0, 1.0), rel=0.01), "one tick of work does not make it slower"
+
+
+def test_a_slow_rate_is_believed_while_tokens_come():
+    forecast = seen(rate=1000.0)
+    for _ in range(3 * 3600):
+        forecast.note_work(1, 1.0)
+    assert forecast.rates.output == pytest.approx(1, rel=0.01)
+
+
+def test_time_before_the_first_token_is_no_measurement():
+    forecast = Forecast()
+    for _ in range(600):
+        forecast.note_work(0, 1.0)
+    forecast.note_work(40, 4.0)
+    assert forecast.rates.output == pytest.approx(10)
+
+
+@pytest.mark.parametrize("slow_down", [1e5, 1e9, 1e300])
+def test_a_batch_that_no_window_is_enough_for_is_told_so(slow_down):
+    forecast = seen()
+    huge = batch(prompt=int(1000 * slow_down), expires_at=3600)
+    assert "nor within 30d, the longest" in forecast.why_infeasible(huge, [], 0.0)
+    assert "completion_window of 30d is enough" in forecast.why_infeasible(batch(prompt=MOST_S * 10 - 1000), [], 0.0)
+
+
+async def test_an_outage_is_no_rate(serve, batch_settings):
+    engine = FakeEngine()
+    async with serve(engine, batches=batch_settings()) as served:
+        service = batch_service(served.app)
+        service._forecast.note_work(100, 10.0)
+        before = service._forecast.notes()
+        engine.dead_workers = {0, 1}
+        service._note_what_was_done(0.5, is_full=True)
+        assert service._forecast.notes() == before
+        service._note_tokens(5)
+        service._note_what_was_done(0.5, is_full=True)
+        assert service._forecast.notes() != before, "these tokens were computed before"
 
 
 # --- places

@@ -228,14 +228,14 @@ class BatchService:
     def _note_what_was_done(self, seconds: float, *, is_full: bool) -> None:
         """Note the computed tokens: offline ones while there is more work than fits (``is_full``), and online ones."""
         snapshot = self._state.engine.snapshot()
-        num_awake = max(1, sum(worker.alive and worker.sleep == "awake" for worker in snapshot.workers))
-        if is_full:
-            self._forecast.note_work(self._num_new_tokens, seconds, num_awake)
+        num_awake = sum(worker.alive and worker.sleep == "awake" for worker in snapshot.workers)
+        if is_full and (num_awake or self._num_new_tokens):  # an outage says nothing of an instance
+            self._forecast.note_work(self._num_new_tokens, seconds, max(1, num_awake))
         self._num_new_tokens = 0
         before = self._online
         prompt, output = self._online = (
             snapshot.counters.get("online_prompt_tokens", 0.0), snapshot.counters.get("online_output_tokens", 0.0))
-        self._forecast.note_online(prompt - before[0], output - before[1], seconds, num_awake)
+        self._forecast.note_online(prompt - before[0], output - before[1], seconds, max(1, num_awake))
 
     def _tell_stored(self) -> None:
         """Report the batches' remaining work and deadlines to the engine; lines that wait for a place in the window

@@ -26,13 +26,17 @@ MEMORY_S = 120.0
 """Memory of measurements: one so long ago weighs 1/e."""
 LEAST_S = 3.0
 """Least seconds of observed work before its rate is used."""
+GOOD_MEMORY_S = 1200.0
+"""Memory of the best rate, in seconds in which tokens came: a standstill does not shorten it."""
 MEAN_OF_LAST = 500
 """Answers over which lengths are averaged."""
 
 MOST_ONLINE = 0.9
-"""Largest share of an instance's time assumed for online requests, because no burst lasts for ever."""
+"""Largest share of an instance's time assumed for online requests, because no burst lasts for ever. The rest is the
+least share of a good rate that is predicted after a standstill, as that lasts no longer."""
 
-_NOTES = ("rate_tokens", "rate_instance_seconds", "mean_output_tokens", "num_answers")
+_NOTES = ("rate_tokens", "rate_instance_seconds", "good_tokens_per_instance_second", "mean_output_tokens",
+          "num_answers")  # fmt: skip
 
 
 def window_s(text: str) -> int:
@@ -97,27 +101,37 @@ class Forecast:
         """Online tokens of prompts and of answers, and the instance-seconds that they were computed in."""
         self._tokens = 0.0
         self._seconds = 0.0
+        self._good_tokens_per_s = 0.0
+        """The best measured rate of an instance, fading to the present one; 0: none is measured yet."""
         self._mean_output: float | None = None
         self._num_answers = 0
 
     def notes(self) -> dict[str, float]:
         """The values to keep over a restart."""
-        values = (self._tokens, self._seconds, self._mean_output or 0.0, float(self._num_answers))
+        values = (self._tokens, self._seconds, self._good_tokens_per_s, self._mean_output or 0.0,
+                  float(self._num_answers))  # fmt: skip
         return dict(zip(_NOTES, values, strict=True))
 
     def remember(self, notes: Mapping[str, float]) -> None:
         """Take over the values of an earlier process."""
-        self._tokens, self._seconds, mean, count = (notes.get(name, 0.0) for name in _NOTES)
+        values = (notes.get(name, 0.0) for name in _NOTES)
+        self._tokens, self._seconds, self._good_tokens_per_s, mean, count = values
         self._num_answers, self._mean_output = int(count), mean if count else None
 
     def note_work(self, num_tokens: int, seconds: float, num_instances: int = 1) -> None:
         """Note offline tokens, of prompts and answers, that instances computed while there was more work than fits.
 
-        Less work gives no rate, as a few lines leave most of every step empty.
+        Less work gives no rate, as a few lines leave most of every step empty. Time before the first token gives none
+        either.
         """
+        if not num_tokens and not self._tokens:
+            return
         fade = max(0.0, 1.0 - seconds / MEMORY_S)
         self._tokens = self._tokens * fade + num_tokens
         self._seconds = self._seconds * fade + seconds * num_instances
+        if num_tokens and self._seconds >= LEAST_S:
+            good = self._good_tokens_per_s * max(0.0, 1.0 - seconds / GOOD_MEMORY_S)
+            self._good_tokens_per_s = max(self._tokens / self._seconds, good)
 
     def note_online(
         self, num_prompt_tokens: float, num_output_tokens: float, seconds: float, num_instances: int
@@ -139,9 +153,10 @@ class Forecast:
     @property
     def rates(self) -> Rates | None:
         """The rates; None while nothing is known. Measured rates do not tell prompts from answers: both are the recent
-        mixture's."""
-        if self._seconds >= LEAST_S and self._tokens > 0:
-            return Rates(self._tokens / self._seconds, self._tokens / self._seconds)
+        mixture's. They fall no lower by a standstill than online requests would bring them."""
+        if self._good_tokens_per_s:
+            measured = max(self._tokens / self._seconds, (1.0 - MOST_ONLINE) * self._good_tokens_per_s)
+            return Rates(measured, measured)
         profiled = self._profiled()
         if profiled is None:
             return None
@@ -195,14 +210,16 @@ class Forecast:
         return sum(min(seconds, seconds_of[batch.owner]) for seconds in seconds_of.values())
 
     def why_infeasible(self, batch: Batch, others: Iterable[Batch], now_s: float) -> str | None:
-        """Why a validated batch cannot be done in its window, and when it could be; None where it can, or too little is
-        known."""
+        """Why a validated batch cannot be done in its window, and when it could be, unless no window is long enough;
+        None where it can, or too little is known."""
         seconds = self.seconds_to_end(batch, others)
         if seconds is None or now_s + seconds <= batch.expires_at:
             return None
+        cannot = f"The batch cannot be completed within {batch.completion_window}"
+        needed_s = now_s + seconds - batch.created_at
+        if needed_s > MOST_S:
+            return f"{cannot}, nor within {shown_s(MOST_S)}, the longest completion_window: split it."
         earliest = datetime.fromtimestamp(now_s + seconds, UTC).isoformat(timespec="seconds")
-        needed = shown_s(now_s + seconds - batch.created_at)
         return (
-            f"The batch cannot be completed within {batch.completion_window}: the earliest feasible time is "
-            f"{earliest}; a completion_window of {needed} is enough."
+            f"{cannot}: the earliest feasible time is {earliest}; a completion_window of {shown_s(needed_s)} is enough."
         )
