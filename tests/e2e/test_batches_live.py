@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from collections import Counter
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import msgspec
 import openai
 import pytest
 from e2e_server import (
@@ -34,7 +36,9 @@ from e2e_server import (
 from jettison.cli.main import main
 from jettison.live.experiments.server_process import ServerProcess
 from jettison.server.batches.alone import error_path, work_folder
-from jettison.server.batches.store import DATABASE
+from jettison.server.batches.records import Batch, Result, Status, StoredFile
+from jettison.server.batches.store import DATABASE, Store
+from jettison.server.batches.window import MOST_S
 from longrun import part_of
 
 pytestmark = pytest.mark.live
@@ -245,6 +249,48 @@ def test_a_file_without_a_server_and_killed_on_the_way(model_dir, tmp_path, memo
     told = capsys.readouterr().err
     assert f"{NUM_LINES - NUM_LINES // BAD_EVERY} of {NUM_LINES} lines" in told and f"{path}: gzip, unpacked" in told
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in.jsonl", "out.errors.jsonl", "out.jsonl"]
+
+
+@pytest.mark.parametrize("status", [Status.IN_PROGRESS, Status.EXPIRED])
+def test_a_run_that_was_killed_a_month_ago_loses_nothing(model_dir, tmp_path, memory_for, capsys, status):
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_bytes(content(30))
+    begin_alone(path, out, status)
+    memory = str(memory_for(96, instances=1))
+    code = main(["batch", "run", str(path), str(model_dir), "-o", str(out), "--dtype", "float32", "--num-threads", "1",
+                 "--page-size", "4KiB", "--batch-window", "1", "--memory", memory])  # fmt: skip
+    if status is Status.IN_PROGRESS:
+        assert code == 0
+        output, errors = (
+            [json.loads(text) for text in file.read_text().splitlines()] for file in (out, error_path(out)))
+        assert output[0]["id"] == "of a month ago" and len(output) == 29
+        assert [each["error"]["code"] for each in errors] == ["invalid_value"]
+        assert not work_folder(out).exists()
+    else:  # an earlier version ended it so
+        assert code == 1
+        assert f"the work is expired, and stays in {work_folder(out)}" in capsys.readouterr().err
+        assert (work_folder(out) / DATABASE).exists()
+
+
+def begin_alone(path: Path, out: Path, status: Status) -> None:
+    """What ``jettison batch run`` leaves of thirty lines, the first of which has an answer, a month later."""
+    store, long_ago_s = Store(work_folder(out)), int(time.time()) - MOST_S - 86400
+    store.open()
+    store.incoming("file-in").write_bytes(path.read_bytes())
+    store.add_file(StoredFile(
+        id="file-in", owner="", filename=path.name, purpose="batch", num_bytes=path.stat().st_size,
+        created_at=long_ago_s))
+    batch = store.add_batch(Batch(
+        id="batch_1", owner="", endpoint="/v1/completions", input_file_id="file-in", completion_window="30d",
+        created_at=long_ago_s, expires_at=long_ago_s + MOST_S, status=Status.IN_PROGRESS,
+        reached_at={Status.IN_PROGRESS: long_ago_s}, num_lines=30, num_runnable=29, num_prompt_tokens=200,
+        max_output_tokens=29 * LINE, metadata={"input": hashlib.sha256(path.read_bytes()).hexdigest()}))
+    store.add_results([(batch.seq, Result(1, False, b'{"id": "of a month ago", "custom_id": "r0"}'))])
+    store.close()
+    if status is not Status.IN_PROGRESS:
+        with closing(sqlite3.connect(work_folder(out) / DATABASE)) as db, db:
+            ended = msgspec.json.encode(msgspec.structs.replace(batch, status=status))
+            db.execute("UPDATE batches SET is_over = 1, data = ?", (ended,))
 
 
 def num_results(folder) -> int:

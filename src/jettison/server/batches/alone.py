@@ -30,7 +30,6 @@ from jettison.server.batches.records import Batch, Status, StoredFile, new_id
 from jettison.server.batches.service import BatchService
 from jettison.server.batches.settings import ENDPOINTS
 from jettison.server.batches.store import sync_folder
-from jettison.server.batches.window import MOST_S
 from jettison.server.chat_renderer import template_settings
 from jettison.server.launch import batch_settings, sampling_defaults
 from jettison.server.settings import ServerSettings
@@ -40,6 +39,8 @@ from jettison.server.tokenizer import Tokenizer
 
 POLL_S = 0.2
 NO_LIMIT = 1 << 62
+NEVER_S = 1 << 33
+"""A second of the wall clock, in the year 2242: no run ends by its window. In nanoseconds it is still an int64."""
 
 Progress = Callable[[Batch, float | None], None]
 """Called with the batch's state, and the predicted seconds until its end (None: not known)."""
@@ -100,17 +101,19 @@ async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) 
         await service.close()
         await asyncio.to_thread(state.grammars.close)
         await engine.close()
-    await asyncio.to_thread(shutil.rmtree, settings.folder)
+    if batch.status in (Status.COMPLETED, Status.FAILED):  # what else there is, is in the folder alone
+        await asyncio.to_thread(shutil.rmtree, settings.folder)
     return batch
 
 
 async def _batch_for(service: BatchService, path: Path, kind: InputKind, endpoint: str, digest: str) -> Batch:
-    """The batch in the folder already, or a new one."""
+    """The batch in the folder already, or a new one; neither ever expires."""
     found = await service.call(service.store.batches, "", 1, None)
     if found:
         if found[0].metadata != {"input": digest}:
             raise UserError(f"{service.settings.folder} holds work on another input: remove it, or name another output")
-        return found[0]
+        return await service.call(
+            service.store.change, found[0].seq, lambda batch: msgspec.structs.replace(batch, expires_at=NEVER_S))
 
     def add() -> Batch:
         store, now_s = service.store, int(time.time())
@@ -120,8 +123,8 @@ async def _batch_for(service: BatchService, path: Path, kind: InputKind, endpoin
             id=file_id, owner="", filename=path.name, purpose="batch",
             num_bytes=store.incoming(file_id).stat().st_size, created_at=now_s))
         return store.add_batch(Batch(
-            id=new_id("batch_"), owner="", endpoint=endpoint, input_file_id=file_id, completion_window="30d",
-            created_at=now_s, expires_at=now_s + MOST_S, metadata={"input": digest}))
+            id=new_id("batch_"), owner="", endpoint=endpoint, input_file_id=file_id, completion_window="none",
+            created_at=now_s, expires_at=NEVER_S, metadata={"input": digest}))
 
     batch = await service.call(add)
     service.take_up(batch)

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 
 from jettison.config import EngineConfig
 from jettison.report.terminal import PacedLines, progress_bar
-from jettison.server.batches.alone import error_path, input_kind, run_alone
+from jettison.server.batches.alone import error_path, input_kind, run_alone, work_folder
 from jettison.server.batches.records import Batch, Status
 from jettison.server.batches.window import shown_s
 from jettison.server.launch import sampling_defaults
@@ -41,6 +41,9 @@ def run_command(config: EngineConfig, path: Path, out: Path) -> int:
         for error in batch.errors:
             where = "" if error.line is None else f"line {error.line}: "
             console.print(f"{where}{error.message}", markup=False, highlight=False)
+        if batch.status is not Status.FAILED:
+            told = f"the work is {batch.status}, and stays in {work_folder(out)}"
+            console.print(told, markup=False, highlight=False, soft_wrap=True)
         return 1
     told = f"{batch.num_completed} of {batch.num_lines} lines: {out}"
     if batch.num_failed:
