@@ -56,6 +56,11 @@ def work_folder(out: Path) -> Path:
     return out.with_name(f"{out.name}.batch")
 
 
+def _unfinished(target: Path) -> Path:
+    """A file that is written, before it gets its name."""
+    return target.with_name(f"{target.name}.part")
+
+
 def run_alone(config: EngineConfig, path: Path, out: Path, progress: Progress) -> Batch:
     """Compute all lines of ``path``; write the answers to ``out``, and the failed lines to ``error_path(out)``.
 
@@ -64,9 +69,18 @@ def run_alone(config: EngineConfig, path: Path, out: Path, progress: Progress) -
     """
     if (why_not := why_not_offline(config.offline.mode != "none")) is not None:
         raise UserError(why_not)
+    _check_apart(path, out)
     check_writable(out)
     with asyncio.Runner() as runner:
         return runner.run(_run(config, path, out, progress))
+
+
+def _check_apart(path: Path, out: Path) -> None:
+    """Raises UserError where the run would replace or remove its own requests."""
+    written = [file for target in (out, error_path(out)) for file in (target, _unfinished(target))]
+    is_written = path.exists() and any(file.exists() and file.samefile(path) for file in written)
+    if is_written or path.resolve().is_relative_to(work_folder(out).resolve()):
+        raise UserError(f"{path} has the requests, and would be replaced or removed: name another output than {out}")
 
 
 async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) -> Batch:
@@ -201,7 +215,7 @@ def _deliver(service: BatchService, batch: Batch, out: Path) -> None:
     if batch.status is not Status.COMPLETED:
         return
     for file_id, target in ((batch.output_file_id, out), (batch.error_file_id, error_path(out))):
-        written = target.with_name(f"{target.name}.part")
+        written = _unfinished(target)
         written.unlink(missing_ok=True)
         if file_id is None and target != out:
             target.unlink(missing_ok=True)
