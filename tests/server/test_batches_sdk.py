@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import threading
 from collections import Counter
 
 import openai
 import pytest
 from batches_util import documents, jsonl, line
 from fake_engine import FakeEngine, bytes_of
+from served import eventually
 
 from jettison.server.app import batch_service
 from jettison.server.batches import compute, uploads
@@ -449,6 +451,50 @@ async def test_limits_of_a_key(serve, batch_settings):
         assert caught.value.code == "too_many_files"
         assert list((batch_service(served.app).store.folder / "incoming").iterdir()) == []
         engine.release()
+
+
+async def test_few_files_are_uploaded_at_a_time_however_busy_the_store_is(serve, batch_settings):
+    goes_on = threading.Event()
+    async with serve(FakeEngine(), batches=batch_settings()) as served:
+        blocked = asyncio.create_task(batch_service(served.app).call(goes_on.wait, PATIENCE_S))
+        posts = [asyncio.create_task(post_file(served)) for _ in range(8)]
+        try:
+            await eventually(lambda: sum(post.done() for post in posts) == 4, timeout_s=20)
+        finally:
+            goes_on.set()
+        codes = Counter((answer.status_code, answer.json().get("error", {}).get("code")) for answer in
+                        await asyncio.gather(*posts))  # fmt: skip
+        assert codes == {(200, None): 4, (429, "too_many_uploads"): 4}
+        assert (await post_file(served)).status_code == 200, "all places are free again"
+        await blocked
+
+
+async def post_file(served):
+    return await served.http.post(
+        f"{served.url}/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", b"x" * 100)})
+
+
+@pytest.mark.parametrize(
+    ("limits", "refused"),
+    [({"max_files": 2}, (429, "too_many_files")), ({"max_stored_bytes": 250}, (413, "storage_limit_reached"))])
+async def test_files_that_are_uploaded_side_by_side_have_the_limits_of_a_key_together(
+    serve, batch_settings, monkeypatch, limits, refused
+):
+    begun, receive = asyncio.Barrier(3), uploads.Upload.receive
+
+    async def receive_together(self, messages):
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
+        await receive(self, messages)
+
+    monkeypatch.setattr(uploads.Upload, "receive", receive_together)
+    async with serve(FakeEngine(), batches=batch_settings(**limits)) as served:
+        answers = await asyncio.gather(*(post_file(served) for _ in range(3)))
+        assert sorted(answer.status_code for answer in answers) == [200, 200, refused[0]]
+        (told,) = (answer.json()["error"]["code"] for answer in answers if answer.status_code != 200)
+        assert told == refused[1]
+        store = batch_service(served.app).store
+        assert list((store.folder / "incoming").iterdir()) == []
+        assert len(list((store.folder / "files").iterdir())) == 2
 
 
 async def test_a_full_disk_is_told(serve, batch_settings, monkeypatch):

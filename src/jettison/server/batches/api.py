@@ -101,24 +101,29 @@ class BatchRoutes:
 
     async def upload(self, request: Request) -> Response:
         """Keep a file."""
-        settings, store = self._service.settings, self._service.store
         await self._open()
-        owner = self._owner(request)
-        if self._num_uploads >= settings.max_uploads:
+        if self._num_uploads >= self._service.settings.max_uploads:
             await discard_body(request.receive)
             message = "Too many files are being uploaded; retry later."
             raise ApiError(429, message, code="too_many_uploads", headers=LATER | CLOSE)
+        self._num_uploads += 1  # at once: while the store is asked, others arrive
+        try:
+            return json_response((await self._received(request)).document())
+        finally:
+            self._num_uploads -= 1
+
+    async def _received(self, request: Request) -> StoredFile:
+        """The file in a request's form, stored."""
+        settings, store, owner = self._service.settings, self._service.store, self._owner(request)
         num_files, num_bytes = await self._call(store.usage, owner)
         if num_files >= settings.max_files:
             await discard_body(request.receive)
-            message = f"This key has {num_files} files, and may have {settings.max_files}; delete some."
-            raise ApiError(429, message, code="too_many_files", headers=CLOSE)
+            raise _too_many_files(num_files, settings.max_files)
         room = settings.max_stored_bytes - num_bytes
         file_id = new_id("file-")
         upload = Upload(
             request.headers.get("content-type", "").encode("latin-1"), store.incoming(file_id),
             min(settings.max_file_bytes, max(0, room)), self._state.settings.body_timeout_s)
-        self._num_uploads += 1
         try:
             await upload.receive(request.receive)
         except OSError as error:
@@ -126,22 +131,29 @@ class BatchRoutes:
             raise _full() from None
         except ApiError as error:
             if error.status == 413 and room < settings.max_file_bytes:
-                error.message = f"This key has {num_bytes} of {settings.max_stored_bytes} bytes of files; delete some."
-                error.code = "storage_limit_reached"
-            raise
-        finally:
-            self._num_uploads -= 1
-        try:
-            _check_form(upload.fields)
-        except ApiError:
-            store.incoming(file_id).unlink(missing_ok=True)
+                raise _no_room(num_bytes, settings.max_stored_bytes) from None
             raise
         assert upload.filename is not None
         file = StoredFile(
             id=file_id, owner=owner, filename=upload.filename, purpose="batch", num_bytes=upload.num_bytes,
             created_at=int(time.time()))
-        await self._call(store.add_file, file)
-        return json_response(file.document())
+
+        def add() -> None:
+            """In the store's thread: other uploads of this key may have ended meanwhile."""
+            num_files, num_bytes = store.usage(owner)
+            if num_files >= settings.max_files:
+                raise _too_many_files(num_files, settings.max_files)
+            if num_bytes + file.num_bytes > settings.max_stored_bytes:
+                raise _no_room(num_bytes, settings.max_stored_bytes)
+            store.add_file(file)
+
+        try:
+            _check_form(upload.fields)
+            await self._call(add)
+        except ApiError:
+            store.incoming(file_id).unlink(missing_ok=True)
+            raise
+        return file
 
     async def list_files(self, request: Request) -> Response:
         """A page of them, newest first unless asked otherwise."""
@@ -318,6 +330,16 @@ def _window(text: str) -> int:
 
 def _full() -> ApiError:
     return ApiError(507, "There is no room on the server for this.", code="storage_full")
+
+
+def _too_many_files(num_files: int, max_files: int) -> ApiError:
+    message = f"This key has {num_files} files, and may have {max_files}; delete some."
+    return ApiError(429, message, code="too_many_files", headers=CLOSE)
+
+
+def _no_room(num_bytes: int, max_bytes: int) -> ApiError:
+    message = f"This key has {num_bytes} of {max_bytes} bytes of files; delete some."
+    return ApiError(413, message, code="storage_limit_reached", headers=CLOSE)
 
 
 def _no_such(kind: str, item_id: str, param: str) -> ApiError:
