@@ -170,6 +170,19 @@ def test_a_start_that_nothing_needs_any_more_is_given_up() -> None:
     cluster.expect_outputs()
 
 
+def test_a_start_that_never_ends_lets_no_process_go_that_is_to_be_kept() -> None:
+    cluster = elastic(
+        full_blocks=400, start_ms=1e9, awake=AwakeParams(1, None, True, 0.3), provision=ProvisionParams(2, 2, 0.5)
+    )
+    cluster.submit("long", [5] * 20, 1200, ignore_eos=True)
+    cluster.run(until_ms=1)
+    cluster.carry_out(cluster.core.request_wake(2, cluster.now))
+    for at_ms in range(100, 4000, 100):
+        run_to(cluster, at_ms)
+        assert num_provisioned(cluster) >= 2, f"after {at_ms} ms"
+    assert state_of(cluster, 1) is SleepState.ASLEEP, "it could go, if the start had ended"
+
+
 def test_orders_by_hand_start_one_and_no_order_puts_what_is_not_there_to_sleep() -> None:
     cluster = elastic(full_blocks=400)
     with pytest.raises(ValueError, match="asleep already"):

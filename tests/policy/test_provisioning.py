@@ -15,16 +15,16 @@ IDLE = st.lists(TIMES, max_size=8).map(lambda times: [IdleProcess(w, t) for w, t
 def test_what_is_given_back_leaves_the_least_and_was_kept_for_as_long_as_a_start_takes(
     idle: list[IdleProcess], num_awake: int, least: int, start_s: float | None
 ) -> None:
-    num_wanted = num_awake + len(idle)
-    chosen = choose_released(idle, num_wanted, least, start_s)
+    num_provisioned = num_awake + len(idle)
+    chosen = choose_released(idle, num_provisioned, least, start_s)
     keep_s = UNKNOWN_START_S if start_s is None else start_s
     asleep_s = dict(idle)
     assert len(set(chosen)) == len(chosen)
-    assert not chosen or num_wanted - len(chosen) >= least
+    assert not chosen or num_provisioned - len(chosen) >= least
     assert all(asleep_s[worker] >= keep_s for worker in chosen)
     left = [each for each in idle if each.worker_id not in chosen]
     may = [each for each in left if each.asleep_s >= keep_s]
-    assert not may or num_wanted - len(chosen) <= least, "one that may go stays"
+    assert not may or num_provisioned - len(chosen) <= least, "one that may go stays"
     assert all(asleep_s[worker] >= each.asleep_s for worker in chosen for each in may), "the longest asleep go first"
 
 

@@ -26,13 +26,14 @@ class IdleProcess(NamedTuple):
 
 
 def choose_released(
-    idle: Sequence[IdleProcess], num_wanted: int, min_instances: int, start_s: float | None
+    idle: Sequence[IdleProcess], num_provisioned: int, min_instances: int, start_s: float | None
 ) -> list[WorkerId]:
     """The workers whose processes are to end now, those that have slept longest first: so many that ``min_instances``
-    of ``num_wanted`` are left, those being started counted. ``start_s``: what a start takes; None: not known."""
+    of ``num_provisioned`` processes are left. A process that is being started is not counted, as it may never be there.
+    ``start_s``: what a start takes; None: not known."""
     keep_s = UNKNOWN_START_S if start_s is None else start_s
     may = sorted((each for each in idle if each.asleep_s >= keep_s), key=lambda each: (-each.asleep_s, -each.worker_id))
-    return [each.worker_id for each in may[: max(0, num_wanted - min_instances)]]
+    return [each.worker_id for each in may[: max(0, num_provisioned - min_instances)]]
 
 
 def is_given_up(waits_s: float, calm_s: float, predicted_s: float | None) -> bool:

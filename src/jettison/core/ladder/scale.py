@@ -151,7 +151,7 @@ class ScaleRung(Rung):
     def _may_release(self) -> bool:
         """Whether the process of a sleeper could be given back, as far as ``--min-instances`` allows any."""
         sleepers = self.means.sleepers
-        return bool(sleepers.slept_ns) and sleepers.provisioning.num_wanted > sleepers.provisioning.least
+        return bool(sleepers.slept_ns) and sleepers.provisioning.num_provisioned > sleepers.provisioning.least
 
     def _idle(self, now_ns: int) -> list[IdleProcess]:
         """The sleepers whose process could be given back."""
@@ -183,7 +183,7 @@ class ScaleRung(Rung):
                 actions += sleepers.release(worker_id, now_ns, f"an instance has had nothing to do for {calm_s:.3g} s")
         workers = self.means.state.workers
         may = [each for each in self._idle(now_ns) if provisioning.why_held(workers[each.worker_id]) is None]
-        for worker_id in choose_released(may, provisioning.num_wanted, provisioning.least, provisioning.start_s):
+        for worker_id in choose_released(may, provisioning.num_provisioned, provisioning.least, provisioning.start_s):
             if sleepers.why_not_release(worker_id) is None:  # else a request needs it
                 slept_s = (now_ns - sleepers.slept_ns[worker_id]) / NANOSECONDS
                 actions += sleepers.release(worker_id, now_ns, f"it has slept for {slept_s:.3g} s")
