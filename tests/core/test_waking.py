@@ -259,6 +259,23 @@ def test_whom_a_packing_empties_falls_asleep_while_others_serve() -> None:
     cluster.expect_outputs()
 
 
+@pytest.mark.parametrize("num_served", [0, 1])
+def test_with_packing_instances_sleep_before_a_first_request_and_after_wakes_by_hand(num_served: int) -> None:
+    cluster = FakeCluster(
+        num_workers=3, full_blocks=24, policy="recompute", awake=AwakeParams(1, None, True, 0.2),
+        packing=PackParams(packer="mell", epoch_s=0.05, head_room=0.05),
+    )
+    crowd(cluster, num_served)
+    run_to(cluster, 3_000)
+    assert len(cluster.core.sleepers.asleep) == 2
+    for worker_id in sorted(cluster.core.sleepers.asleep):
+        cluster.carry_out(cluster.core.request_wake(worker_id, cluster.now))
+    cluster.run(stop=lambda: len(of_kind(cluster, "woken")) == 2)
+    run_to(cluster, cluster.now / MS + 5_000)
+    assert len(cluster.core.sleepers.asleep) == 2 and len(of_kind(cluster, "asleep")) == 4
+    cluster.core.check()
+
+
 def test_offline_work_keeps_nobody_awake() -> None:
     cluster = FakeCluster(
         num_workers=3, full_blocks=60, offline="harvest", policy="recompute", awake=AwakeParams(1, None, True, 0.3)

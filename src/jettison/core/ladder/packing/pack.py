@@ -138,15 +138,15 @@ class PackRung(Rung):
     # --- what the loop asks -----------------------------------------------------------------------------------
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """No calm on ticks while there are requests, nor while one is about to be computed again elsewhere. Else calm
-        until the next epoch, without end if there is no request; always only while groups have room for ``EARLY_STEPS``
-        steps."""
-        has_requests = bool(self._state.requests or self.desired.active())
+        """No calm on ticks while there are requests or the desired placement is outdated, nor while a request is about
+        to be computed again elsewhere. Else calm until the next epoch, without end if there is no request; always only
+        while groups have room for ``EARLY_STEPS`` steps."""
+        may_plan = bool(self._state.requests) or self.desired.is_outdated()
         if moment is Moment.TICK:
-            return Calm(0 if has_requests else None, EARLY_STEPS)
+            return Calm(0 if may_plan else None, EARLY_STEPS)
         if self._leaving:
             return Calm(0, EARLY_STEPS)
-        return Calm(self._epoch_end_ns(1.0) if has_requests else None, EARLY_STEPS)
+        return Calm(self._epoch_end_ns(1.0) if may_plan else None, EARLY_STEPS)
 
     def worker_ids(self) -> Collection[WorkerId]:
         """The workers of groups between which this rung's migrations go; empty: none is under way."""
@@ -190,9 +190,9 @@ class PackRung(Rung):
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
         """Yield offers of moves that begin now, of migrations to be called off, and records of epochs. Begins an epoch
         where it is time or a group runs short; in between, goes on with moves that had no room. Nothing while there are
-        no requests."""
+        no requests, but the desired placement is kept up to date, as workers of closed groups may fall asleep."""
         if not self._state.requests:
-            if self.desired.active():  # seats of requests that have ended: they would keep their groups in use
+            if self.desired.is_outdated():
                 self.desired.refresh(now_ns)
             return
         if self._mine:  # some have given way, some go on otherwise
