@@ -119,6 +119,19 @@ def test_a_death_is_not_answered_by_a_process_that_would_come_no_sooner() -> Non
     cluster.expect_outputs()
 
 
+def test_a_crash_of_the_only_instance_asks_for_at_most_one_process() -> None:
+    cluster = elastic(
+        num_workers=4, awake=AwakeParams(min_awake=1), provision=ProvisionParams(1, 1, 2.0), start_ms=2000.0
+    )
+    crowd(cluster, 1)
+    cluster.run(until_ms=5)
+    cluster.kill(0)
+    cluster.restart_at(0, 1500)
+    cluster.run()
+    assert of_kind(cluster, "worker_lost") and len(of_kind(cluster, "instance_asked")) <= 1
+    cluster.expect_outputs()
+
+
 # --- what a request may count on ------------------------------------------------------------------------------------
 
 

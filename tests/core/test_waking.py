@@ -108,6 +108,20 @@ def test_lost_capacity_is_answered_at_once() -> None:
     cluster.expect_outputs()
 
 
+@pytest.mark.parametrize("num_awake", [1, 2])
+def test_one_sleeper_is_woken_for_each_death_though_a_request_has_no_group(num_awake: int) -> None:
+    cluster = FakeCluster(num_workers=5, full_blocks=400, policy="recompute", awake=AwakeParams(1))
+    sleep(cluster, *range(num_awake, 5))
+    cluster.run(stop=lambda: len(cluster.core.sleepers.asleep) == 5 - num_awake and cluster.core.sleepers.is_idle)
+    crowd(cluster, 2, at_ms=cluster.now / MS)
+    cluster.run(until_ms=cluster.now / MS + 5)
+    for worker_id in range(num_awake):
+        cluster.kill(worker_id)
+    cluster.run()
+    assert len(of_kind(cluster, "woken")) == num_awake and len(cluster.core.sleepers.asleep) == 5 - 2 * num_awake
+    cluster.expect_outputs()
+
+
 def test_a_dead_sleeper_is_no_loss() -> None:
     cluster = FakeCluster(num_workers=3, full_blocks=40, policy="recompute", awake=AwakeParams())
     sleep(cluster, 1, 2)

@@ -112,6 +112,8 @@ class Sleepers:
         self.predict = predict
         self._asked: dict[WorkerId, tuple[int, Expected | None]] = {}
         """Workers that are being woken: since when, and the prediction."""
+        self.stood_in_ns: int | None = None
+        """When a worker was woken last because no group served; None: never, or that has been counted."""
         self._start_ns: dict[WorkerId, int] = {}
         """Of those, how long the start of the process took that was asked for."""
         self.woken: deque[Woken] = deque(maxlen=64)
@@ -340,6 +342,12 @@ class Sleepers:
         self.slept_ns.pop(worker.worker_id, None)
         self._cluster.num_roster_changes += 1
         (self.asleep.add if is_asleep else self.asleep.discard)(worker.worker_id)
+
+    def count_stand_in(self, now_ns: int) -> int:
+        """How many workers, 0 or 1, have been woken at this time because no group served. It is counted only once: it
+        stands in for one dead worker."""
+        num_woken, self.stood_in_ns = int(self.stood_in_ns == now_ns), None
+        return num_woken
 
     # --- leaving ----------------------------------------------------------------------------------------------
 

@@ -136,7 +136,7 @@ class WakeRung(Rung):
             if self._state.params.awake.falls_asleep:
                 self._dozing.note_changed(now_ns)
             if self._num_losses != self._state.counters.num_worker_losses:
-                yield from self._answer_losses()
+                yield from self._answer_losses(now_ns)
             return
         if moment is Moment.TICK:
             yield from self._answer_deadlines(now_ns)
@@ -264,13 +264,13 @@ class WakeRung(Rung):
 
     # --- deaths -----------------------------------------------------------------------------------------------
 
-    def _answer_losses(self) -> Iterator[Offer]:
-        """Yield an offer to wake one sleeper for each worker that has died since the last look and was not asleep;
+    def _answer_losses(self, now_ns: int) -> Iterator[Offer]:
+        """Yield an offer to wake one sleeper for each worker that has died awake since the last look, less a stand-in;
         nothing without a sleeper that has a process: another's would be there no sooner than the dead one's next."""
         counters = self._state.counters
         num_lost, self._num_losses = counters.num_worker_losses - self._num_losses, counters.num_worker_losses
         dead = [w for w in self._state.workers.values() if not w.alive and not w.is_asleep and w.is_provisioned]
-        num_wanted = min(num_lost, len(dead)) + len(self._sleepers.waking)
+        num_wanted = min(num_lost, len(dead)) - self._sleepers.count_stand_in(now_ns) + len(self._sleepers.waking)
         wanted_bytes = num_wanted * block_bytes(self._state) * max((w.full_blocks for w in dead), default=0)
         if not dead or (offer := self._offer(None, "a worker has died", wanted_bytes)) is None:
             return
