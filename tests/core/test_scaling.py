@@ -150,6 +150,35 @@ def test_a_request_counts_on_no_memory_that_has_no_process_and_keeps_what_it_cou
     assert of_kind(cluster, "instance_released") and cluster.core.max_request_blocks() == two
 
 
+def test_where_the_last_process_is_gone_for_good_another_is_asked_for_and_requests_wait_for_it() -> None:
+    cluster = elastic(awake=AwakeParams(min_awake=1), provision=ProvisionParams(1, 1, 2.0), start_ms=2000.0)
+    room = cluster.core.max_request_blocks()
+    crowd(cluster, 1)
+    cluster.run(until_ms=5)
+    cluster.kill(0)
+    run_to(cluster, 200)
+    cluster.at(cluster.now + MS, ports.WorkerGone(0))
+    run_to(cluster, 400)
+    assert cluster.core.max_request_blocks() == room == cluster.core.max_request_blocks(is_offline=True)
+    crowd(cluster, 3, first=10, at_ms=cluster.now / MS)
+    cluster.run()
+    (asked,) = of_kind(cluster, "instance_asked")
+    assert asked.fields["worker"] == 1 and state_of(cluster, 1) is SleepState.AWAKE
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_where_no_process_can_be_asked_for_any_more_requests_are_refused() -> None:
+    cluster = elastic(num_workers=2, provision=ProvisionParams(2, 2, 0.2))
+    for worker_id in (0, 1):
+        cluster.kill(worker_id)
+    run_to(cluster, 100)
+    for worker_id in (0, 1):
+        cluster.at(cluster.now + MS, ports.WorkerGone(worker_id))
+    run_to(cluster, 200)
+    assert cluster.core.max_request_blocks() == 0
+
+
 # --- starts that fail or wait ---------------------------------------------------------------------------------------
 
 

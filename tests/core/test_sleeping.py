@@ -13,7 +13,7 @@ from test_migrating import begin
 
 from jettison.core.moving.sleeping import EMPTY
 from jettison.core.params import AwakeParams, ProvisionParams
-from jettison.core.ports import SendShard
+from jettison.core.ports import SendShard, WorkerGone
 from jettison.core.requests import Phase, RequestState
 from jettison.types import ServiceClass
 
@@ -180,6 +180,22 @@ def test_a_request_that_only_fits_with_a_sleeper_is_taken_and_wakes_it() -> None
     assert not cluster.core.state.workers[2].is_asleep and cluster.ends["long"] != ["error"]
     cluster.expect_outputs()
     cluster.expect_nothing_left()
+
+
+def test_a_request_that_counted_on_a_dead_worker_wakes_a_sleeper_once_that_one_is_gone_for_good() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=24, eager=True)
+    sleep(cluster, 2)
+    cluster.run(stop=lambda: is_asleep(cluster, 2))
+    cluster.kill(0)
+    cluster.run(stop=lambda: bool(of_kind(cluster, "worker_lost")))
+    cluster.submit("long", [1 + i % 50 for i in range(20)], 100, cluster.now / MS + 1, ignore_eos=True)
+    cluster.run(until_ms=cluster.now / MS + 2)
+    assert is_asleep(cluster, 2), "what is awake would hold it, with the dead worker"
+    cluster.at(cluster.now + 5 * MS, WorkerGone(0))
+    cluster.run(until_ms=cluster.now / MS + 2_000)
+    assert not cluster.core.state.workers[2].is_asleep
+    cluster.run()
+    cluster.expect_outputs()
 
 
 def test_a_worker_that_an_accepted_request_needs_does_not_sleep() -> None:

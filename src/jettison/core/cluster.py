@@ -391,8 +391,7 @@ class ClusterCore:
     def _on_worker_gone(self, event: WorkerGone, now_ns: int) -> list[Action]:
         """End requests that only fit with this worker's memory: they have nothing left to wait for. Requests of a
         default length are cut where memory now ends."""
-        self.state.workers[event.worker_id].is_gone = True
-        actions: list[Action] = [Record("worker_gone", now_ns, {"worker": event.worker_id})]
+        actions = self.recoveries.give_up(event.worker_id, now_ns)
         self._note_room()
         for state in list(self.state.requests.values()):
             if (why_not := self.unplaced.cut_to_room(state)) is not None:

@@ -1,9 +1,11 @@
-"""Two instances of three that there may be: a burst has the third started and filled by its peers, a quiet gives it
-back. Every token is what it would be."""
+"""Instances that there may be and that have no process: a burst has one started and filled by its peers, a quiet gives
+it back, and one is started where the last process is gone for good. Every token is what it would be."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 from test_dozing import make_config
@@ -59,6 +61,33 @@ async def test_a_burst_has_the_third_started_and_a_quiet_gives_it_back(tmp_path:
         await until(lambda: state(gone) is SleepState.AWAKE)
         assert engine.core.state.workers[gone].life == life + 1
         assert await asyncio.gather(*(served("b", i) for i in range(6))) == expected[:6]
+        engine.core.check()
+    finally:
+        await engine.close()
+
+
+async def test_where_the_last_process_is_gone_for_good_another_is_started_that_serves_on(tmp_path: Path) -> None:
+    config = make_config(tmp_path, 64, instances=1, max_instances=2, max_worker_restarts=0)
+    prompts = [[7 * i + j for j in range(20)] for i in range(3)]
+    expected = expected_tokens(config, prompts, 80)
+    engine = Engine(config)
+
+    async def served(i: int) -> list[int]:
+        params = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
+        events = engine.submit(Request(f"r{i}", tuple(prompts[i]), params, 0))
+        return [token.token_id async for event in events for token in event.tokens]
+
+    try:
+        await engine.start()
+        room = engine.info.max_request_tokens
+        early = asyncio.gather(*(served(i) for i in range(2)))
+        await until(lambda: any(group.queues.running for group in engine.core.groups.values()))
+        os.kill(engine.snapshot().workers[0].pid, signal.SIGKILL)
+        await until(lambda: "worker_gone" in {record.kind for record in engine.event_log})
+        assert engine.state == "ready" and engine.info.max_request_tokens == room
+        late = asyncio.create_task(served(2))
+        assert [*await early, await late] == expected
+        assert [r.fields["worker"] for r in engine.event_log if r.kind == "instance_asked"] == [1]
         engine.core.check()
     finally:
         await engine.close()

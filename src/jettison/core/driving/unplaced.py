@@ -106,17 +106,19 @@ def max_request_blocks(
 
     Dead workers count unless they are gone for good: requests can wait for them. So do sleeping workers, as a request
     that needs them wakes them; workers without a process do not, since a place for one may not be found, nor do the
-    workers ``without``. A home of several (a static pipeline) that has lost a
-    member is not formed again. 0 where no home is left.
+    workers ``without``. Where no home with a process is left for good, a process will be asked for: then the poorest
+    home without one counts, by itself. A home of several (a static pipeline) that has lost a member is not formed
+    again. 0 where no home is left.
     """
     shape, workers_of = cluster.shape, cluster.workers
-    missing = {w.worker_id for w in workers_of.values() if w.is_gone or not w.is_provisioned}.union(without)
-    whole = [home for home in homes if not any(s.worker_id in missing for s in home)]
+    left = [home for home in homes if not any(workers_of[s.worker_id].is_gone for s in home)]
+    provisioned = [home for home in left if all(workers_of[s.worker_id].is_provisioned for s in home)]
+    whole = [home for home in provisioned or left if not any(s.worker_id in without for s in home)]
     workers = [workers_of[s.worker_id] for home in whole for s in home]
     if not workers:
         return 0
     least = min(w.full_blocks for w in workers)
-    if not may_merge:
+    if not (may_merge and provisioned):
         return least
     workers.sort(key=lambda w: w.full_blocks)  # of more workers than layers, the poorest may be the ones that merge
     budgets = {w.worker_id: cluster.member_budget_bytes(w) for w in workers[: shape.num_layers]}

@@ -297,6 +297,12 @@ class Recoveries:
         self._past[transfer.transfer_id] = pending.ends
         return [CancelTransfer(transfer.src, transfer.transfer_id)] if self._cluster.workers[transfer.src].alive else []
 
+    def give_up(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
+        """Note that a dead worker will not be started again; return the record."""
+        self._cluster.workers[worker_id].is_gone = True
+        self._cluster.num_roster_changes += 1
+        return [Record("worker_gone", now_ns, {"worker": worker_id})]
+
     # --- return -----------------------------------------------------------------------------------------------
 
     def join(self, event: WorkerJoined, now_ns: int) -> list[Action]:
