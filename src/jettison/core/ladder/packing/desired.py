@@ -64,7 +64,7 @@ class Desired:
         self._pools = Pools(cluster, loads, self._packable, self._seats, self._growths)
         self._stale: set[GroupId] = set()
         """Groups in which requests may have ended since the last pass."""
-        self._num_reshaped: int | None = None
+        self.num_reshaped: int | None = None
         """``Changes.reshaped`` at the last pass; None: there was none, or groups were moving then."""
         self._closes_ns = 0
         """From when on groups are looked for that can be emptied, where nothing else is gathered."""
@@ -85,11 +85,6 @@ class Desired:
     def active(self) -> set[GroupId]:
         """Ids of the groups in which some request should live."""
         return {device for pool in self._pools.by_size.values() for device in pool.packer.active}
-
-    def is_outdated(self) -> bool:
-        """Whether, while there are no requests, a pass could find something: groups that have come, gone or changed, or
-        seats of requests that have ended, which would keep their groups in use."""
-        return self._num_reshaped != self._cluster.changes.reshaped or bool(self.active())
 
     def closed(self) -> frozenset[GroupId]:
         """Ids of the packed groups where no online request should live, and none lives or waits."""
@@ -200,7 +195,7 @@ class Desired:
         """Bring the desired placement up to date with all that has happened since, in one plan for each pool."""
         # Groups may have come, gone or changed their memory: those that are gone give their requests up, which are then
         # stirred, so this comes before anything is looked at.
-        self._num_reshaped = None if self._moves.moving_workers() else self._cluster.changes.reshaped
+        self.num_reshaped = None if self._moves.moving_workers() else self._cluster.changes.reshaped
         self._pools.update(self._stirred)
         moving = {m.state.request_id for m in self._migrations.under_way}
         looked_at, gone = self._look_at(self._stirred | self._seats.restless | moving)

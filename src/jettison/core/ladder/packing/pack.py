@@ -141,7 +141,7 @@ class PackRung(Rung):
         """No calm on ticks while there are requests or the desired placement is outdated, nor while a request is about
         to be computed again elsewhere. Else calm until the next epoch, without end if there is no request; always only
         while groups have room for ``EARLY_STEPS`` steps."""
-        may_plan = bool(self._state.requests) or self.desired.is_outdated()
+        may_plan = bool(self._state.requests) or self._is_outdated()
         if moment is Moment.TICK:
             return Calm(0 if may_plan else None, EARLY_STEPS)
         if self._leaving:
@@ -192,7 +192,7 @@ class PackRung(Rung):
         where it is time or a group runs short; in between, goes on with moves that had no room. Nothing while there are
         no requests, but the desired placement is kept up to date, as workers of closed groups may fall asleep."""
         if not self._state.requests:
-            if self.desired.is_outdated():
+            if self._is_outdated():
                 self.desired.refresh(now_ns)
             return
         if self._mine:  # some have given way, some go on otherwise
@@ -230,6 +230,10 @@ class PackRung(Rung):
         """Whether a group has come, gone or changed its memory since it was asked last: a late request may go there."""
         before, self._num_reshaped = self._num_reshaped, self._state.changes.reshaped
         return before != self._num_reshaped
+
+    def _is_outdated(self) -> bool:
+        """Whether a plan without requests could find groups that have come, gone or changed, or seats of ended ones."""
+        return self.desired.num_reshaped != self._state.changes.reshaped or bool(self.desired.active())
 
     def pressure(self) -> str | None:
         """Why memory is for other things than packing now, in words; None: nothing is short."""
