@@ -22,6 +22,13 @@ BUSY_SHARE = 0.2
 steps, for a quarter of the steps' time (``live.worker.peers``)."""
 
 
+UNKNOWN_WAKE_S = 10.0
+"""Seconds that a wake is taken to last while nothing is known of it."""
+
+LEAST_OVERDUE_S = 5.0
+"""Least seconds by which a wake must be overdue, and by no less than it was to take, not to be counted on any more."""
+
+
 class WakeForecast(NamedTuple):
     """The known costs of waking one sleeper."""
 
@@ -83,6 +90,13 @@ class WakesTaken:
         """Of the sources that one sleeper has, the one predicted to end first; the first one where nothing is known."""
         known = [(s, i) for i, wake in enumerate(wakes) if (s := self.seconds(wake)) is not None]
         return list(wakes)[min(known)[1] if known else 0]
+
+
+def left_s(waited_s: float, takes_s: float | None) -> float | None:
+    """Seconds that are left of a wake that was ordered ``waited_s`` ago and predicted to take ``takes_s`` (None: not
+    known), 0.0 of one that is late; None of one that is overdue, and not to be counted on."""
+    due_s, slack_s = (UNKNOWN_WAKE_S, LEAST_OVERDUE_S) if takes_s is None else (takes_s, max(LEAST_OVERDUE_S, takes_s))
+    return max(0.0, due_s - waited_s) if waited_s < due_s + slack_s else None
 
 
 def num_to_wake(missing_blocks: int, blocks_each: int, num_asleep: int, num_on_the_way: int) -> int:

@@ -38,24 +38,23 @@ class Awake:
 
     def for_request(self, state: RequestState, now_ns: int) -> list[Action]:
         """Wake workers, in the order of ``Sleepers.can_wake``, until the memory of all workers that do not sleep could
-        hold the request, or no further worker can be woken. Returns the actions; none where that memory could hold it
-        already."""
+        hold the request, or no further worker can be woken. Memory whose wake is overdue counts as asleep. Returns the
+        actions; none where that memory could hold it already."""
         actions: list[Action] = []
-        while (can_wake := self._sleepers.can_wake) and self._why_too_large(
-            state, self._sleepers.out
-        ):
+        while (can_wake := self._sleepers.can_wake) and self._why_too_large(state, self._sleepers.absent(now_ns)):
             actions += self._sleepers.wake(can_wake[0], now_ns)
         return actions
 
     def for_outgrown(self, now_ns: int) -> list[Action]:
         """Wake the first worker that can be woken, where a waiting request has outgrown all memory that does not sleep,
-        as an answer without a given length may. Returns the actions; none while a worker is already being woken, as
-        only its memory will tell whether others are needed."""
-        if not self._sleepers.can_wake or self._sleepers.waking:
+        as an answer without a given length may. Returns the actions; none while a worker is already being woken and
+        not overdue, as only its memory will tell whether others are needed."""
+        if not self._sleepers.can_wake or self._sleepers.coming_s(now_ns):
             return []
         queued = [self._cluster.groups[g] for g in sorted(self._cluster.changes.queued)]
         outgrown = (state for group in queued for state in group.oversized())
-        if any(self._why_too_large(state, self._sleepers.out) for state in outgrown):
+        absent = self._sleepers.absent(now_ns)
+        if any(self._why_too_large(state, absent) for state in outgrown):
             return self._sleepers.wake(self._sleepers.can_wake[0], now_ns)
         return []
 

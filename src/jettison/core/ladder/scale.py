@@ -106,8 +106,8 @@ class ScaleRung(Rung):
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
         """Ask for more instances, or go on asking, as a group lacks ``missing_bytes``. Returns a record where an
         episode begins, else nothing. Does nothing while a rung wakes sleepers and a worker sleeps, is about to, or is
-        being woken: that comes first."""
-        if self.means.wakes_sleepers() and (self.means.sleepers.out or self.means.sleepers.waking):
+        being woken and not overdue: that comes first."""
+        if self.means.wakes_sleepers() and (self.means.sleepers.out or self.means.sleepers.coming_s(now_ns)):
             return []
         self._missing_bytes = max(self._missing_bytes, missing_bytes)
         was_open = self.is_open

@@ -33,6 +33,7 @@ from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
+from jettison.policy.waketimes import left_s
 from jettison.types import NANOSECONDS, LayerRange, ShardId, WorkerId
 
 EMPTY = LayoutSpec(frozenset(), LayerRange(0, 0))
@@ -155,6 +156,21 @@ class Sleepers:
         """The workers that are being woken, in order, those whose process is being started included; empty: none."""
         filled = {w for w, r in self._recoveries.by_worker.items() if r.end == "woken"}
         return sorted(self._to_wake | filled | self.provisioning.starting.keys())
+
+    def coming_s(self, now_ns: int) -> dict[WorkerId, float]:
+        """Seconds until each worker that is being woken is predicted to serve, in order; those that are overdue are
+        left out, as what cannot map its layers, or finds no place, may never serve."""
+        asked = {w: self._asked.get(w, (now_ns, None)) for w in self.waking}
+        left = {
+            w: left_s((now_ns - asked_ns) / NANOSECONDS, None if expected is None else expected.seconds)
+            for w, (asked_ns, expected) in asked.items()
+        }
+        return {w: seconds for w, seconds in left.items() if seconds is not None}
+
+    def absent(self, now_ns: int) -> set[WorkerId]:
+        """The workers whose memory no request may count on now: those that are ``out``, and those whose wake is
+        overdue."""
+        return self.out.union(self.waking) - self.coming_s(now_ns).keys()
 
     def expected_ns(self, worker_id: WorkerId) -> int | None:
         """The time (ns) at which a worker that is being woken is predicted to serve; None: not known, or it is not

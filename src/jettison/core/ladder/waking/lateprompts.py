@@ -14,12 +14,11 @@ class LatePrompts:
         self._means = means
         self._newcomers = Newcomers(means.state, means.loads)
 
-    @property
-    def is_asked(self) -> bool:
+    def is_asked(self, now_ns: int) -> bool:
         """Whether online requests are packed and some wait, and no group without online requests is awake or being
-        woken: such a group takes late requests as it is."""
+        woken (and not overdue): such a group takes late requests as it is."""
         state = self._means.state
-        if state.params.packing is None or not state.changes.queued_online or self._means.sleepers.waking:
+        if state.params.packing is None or not state.changes.queued_online or self._means.sleepers.coming_s(now_ns):
             return False
         return not self._means.ask_closed()
 

@@ -37,7 +37,7 @@ from jettison.policy.dozing import WAKE_SHARE
 from jettison.policy.lending import NO_LENDING, lend
 from jettison.policy.overload import Trigger
 from jettison.policy.slo import AHEAD_SHARE, objectives
-from jettison.policy.waketimes import WakeForecast, WakeSource, may_wake, num_to_wake
+from jettison.policy.waketimes import UNKNOWN_WAKE_S, WakeForecast, WakeSource, may_wake, num_to_wake
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 NEWS_S = 5.0
@@ -49,12 +49,6 @@ ARRIVALS_S = 1.0
 QUICK_REQUESTS = 4096
 """Most requests with which deadlines are looked at on every tick while a worker sleeps or work is urgent: half a second
 is much of a short window."""
-
-UNKNOWN_WAKE_S = 10.0
-"""Seconds that a wake is taken to last while nothing is known of it."""
-
-LEAST_OVERDUE_S = 5.0
-"""Least seconds by which a wake must be overdue, and by no less than it was to take, not to be counted on any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +143,7 @@ class WakeRung(Rung):
         yield from self._answer_memory(now_ns)
         if moment is Moment.TICK:
             yield from self._answer_growth(now_ns)
-            yield from self._answer_compute()
+            yield from self._answer_compute(now_ns)
             yield from self._answer_late(now_ns)
             yield from self._answer_arrivals(now_ns)
 
@@ -214,7 +208,7 @@ class WakeRung(Rung):
         if self._weighed == (now_ns, group_id):
             return []
         group = self._state.groups.get(group_id)
-        offer = self._offer(group, why, missing_bytes)
+        offer = self._offer(group, why, missing_bytes, now_ns)
         return [] if offer is None else self.begin(offer, now_ns)
 
     def leave(self, now_ns: int) -> list[Action]:
@@ -243,16 +237,16 @@ class WakeRung(Rung):
         return num_alive + len(self._sleepers.provisioning.starting)
 
     def _offer(
-        self, group: Group | None, why: str, missing_bytes: int, told: dict[str, object] | None = None
+        self, group: Group | None, why: str, missing_bytes: int, now_ns: int, told: dict[str, object] | None = None
     ) -> WakeOffer | None:
-        """An offer to wake as many sleepers as have ``missing_bytes``, with those being woken counted, within
-        ``--max-awake``; None where none is to be woken."""
+        """An offer to wake as many sleepers as have ``missing_bytes``, with those being woken counted that are
+        not overdue, within ``--max-awake``; None where none is to be woken."""
         candidates = self._candidates()
         if not candidates:
             return None
         blocks_each = self._state.workers[candidates[0][0]].full_blocks
         missing_blocks = -(-missing_bytes // block_bytes(self._state))
-        num = num_to_wake(missing_blocks, blocks_each, len(candidates), len(self._sleepers.waking))
+        num = num_to_wake(missing_blocks, blocks_each, len(candidates), len(self._sleepers.coming_s(now_ns)))
         most = may_wake(self._num_up(), self._state.params.awake.max_awake)
         chosen = [w for w, _ in candidates[: num if most is None else min(num, most)]]
         if not chosen:
@@ -270,9 +264,10 @@ class WakeRung(Rung):
         counters = self._state.counters
         num_lost, self._num_losses = counters.num_worker_losses - self._num_losses, counters.num_worker_losses
         dead = [w for w in self._state.workers.values() if not w.alive and not w.is_asleep and w.is_provisioned]
-        num_wanted = min(num_lost, len(dead)) - self._sleepers.count_stand_in(now_ns) + len(self._sleepers.waking)
+        num_wanted = min(num_lost, len(dead)) - self._sleepers.count_stand_in(now_ns)
+        num_wanted += len(self._sleepers.coming_s(now_ns))
         wanted_bytes = num_wanted * block_bytes(self._state) * max((w.full_blocks for w in dead), default=0)
-        if not dead or (offer := self._offer(None, "a worker has died", wanted_bytes)) is None:
+        if not dead or (offer := self._offer(None, "a worker has died", wanted_bytes, now_ns)) is None:
             return
         if there := tuple(w for w in offer.worker_ids if self._state.workers[w].is_provisioned):
             yield replace(offer, worker_ids=there)
@@ -304,7 +299,7 @@ class WakeRung(Rung):
         weighs = self._state.params.overload.trigger is Trigger.FORECAST
         if weighs and not self.means.turns.may_ask(group.group_id, now_ns, self._state.groups):
             return
-        offer = self._offer(group, "memory keeps the queue out", required)
+        offer = self._offer(group, "memory keeps the queue out", required, now_ns)
         if offer is None:
             return
         question = Question.of(self.means, now_ns) if weighs else None
@@ -327,17 +322,17 @@ class WakeRung(Rung):
     def _answer_growth(self, now_ns: int) -> Iterator[Offer]:
         """Yield an offer to wake sleepers where what packed instances have open will be full before one could serve;
         nothing while workers are being woken, which is in time for it."""
-        if not self._opening.is_asked or self._sleepers.waking or not (wakes_s := self.wakes_s()):
+        if not self._opening.is_asked or self._sleepers.coming_s(now_ns) or not (wakes_s := self.wakes_s()):
             return
         if (need := self._opening.lacks(wakes_s[0], now_ns)) is not None:
             why = "what is open will be full before a sleeper could serve"
-            offer = self._offer(None, why, need.missing_blocks * block_bytes(self._state), need.as_fields())
+            offer = self._offer(None, why, need.missing_blocks * block_bytes(self._state), now_ns, need.as_fields())
             if offer is not None:
                 yield offer
 
     # --- compute ----------------------------------------------------------------------------------------------
 
-    def _answer_compute(self) -> Iterator[Offer]:
+    def _answer_compute(self, now_ns: int) -> Iterator[Offer]:
         """Yield an offer to wake sleepers where the prompts ahead of a newcomer would break the objective for its first
         token in every group; nothing if they are through before a sleeper could serve."""
         state = self._state
@@ -354,7 +349,7 @@ class WakeRung(Rung):
         wanted = max(1, math.ceil(sum(waits) / (AHEAD_SHARE * ttft_s)) - len(waits))
         wanted_bytes = wanted * state.workers[candidates[0][0]].full_blocks * block_bytes(state)
         told: dict[str, object] = {"compute_wait_s": min(waits), "slo_ttft_s": ttft_s}
-        offer = self._offer(None, "prompts ahead break the objective for first tokens", wanted_bytes, told)
+        offer = self._offer(None, "prompts ahead break the objective for first tokens", wanted_bytes, now_ns, told)
         if offer is not None:
             yield offer
 
@@ -363,10 +358,11 @@ class WakeRung(Rung):
         second, with what arrives."""
         if now_ns < self._arrivals_due_ns:
             return
-        if self._late.is_asked and (candidates := self._may_be_woken()):
+        if self._late.is_asked(now_ns) and (candidates := self._may_be_woken()):
             if (told := self._late.why(self._takes_s(candidates)[0])) is not None:
                 num_bytes = self._state.workers[candidates[0][0]].full_blocks * block_bytes(self._state)
-                if (offer := self._offer(None, "its prompt costs less on a sleeper", num_bytes, told)) is not None:
+                offer = self._offer(None, "its prompt costs less on a sleeper", num_bytes, now_ns, told)
+                if offer is not None:
                     yield offer
 
     def _answer_arrivals(self, now_ns: int) -> Iterator[Offer]:
@@ -378,10 +374,10 @@ class WakeRung(Rung):
         self._arrivals_due_ns = now_ns + round(ARRIVALS_S * NANOSECONDS)
         groups = self.means.moves.serving_groups()
         num_missing = num_for_arrivals(state, self.means.loads, groups, WAKE_SHARE) - len(groups)
-        if num_missing <= len(self._sleepers.waking):
+        if num_missing <= len(self._sleepers.coming_s(now_ns)):
             return
         missing_bytes = num_missing * max(state.workers[w].full_blocks for w in candidates) * block_bytes(state)
-        offer = self._offer(None, "more prompts arrive than those who are awake compute", missing_bytes)
+        offer = self._offer(None, "more prompts arrive than those who are awake compute", missing_bytes, now_ns)
         if offer is not None:
             yield offer
 
@@ -412,7 +408,7 @@ class WakeRung(Rung):
         if now_ns < self._deadlines_due_ns and stored == self._stored and not is_quick:
             return
         self._deadlines_due_ns = now_ns + round(LOOK_S * NANOSECONDS)
-        views = self._due_work.views(self._coming_s(now_ns), now_ns)
+        views = self._due_work.views([*self._sleepers.coming_s(now_ns).values()], now_ns)
         if views is None:
             return
         demands, supply = views
@@ -441,7 +437,7 @@ class WakeRung(Rung):
     def _answer_backlog(self, now_ns: int) -> Iterator[Offer]:
         """Yield an offer to wake sleepers for offline work that is worth it, by its price or for its floor; nothing
         while workers are being woken, as what they change is not seen yet."""
-        if not self._priced.is_there or not self._sleepers.can_wake or self._sleepers.waking:
+        if not self._priced.is_there or not self._sleepers.can_wake or self._sleepers.coming_s(now_ns):
             return
         backlog, prices, num_idle = self._priced.view(now_ns), self._priced.prices, len(self._priced.idle())
         candidates = self._may_be_woken()
@@ -467,18 +463,6 @@ class WakeRung(Rung):
         """Seconds of each wake that ``--max-awake`` allows, the soonest first and unknown ones last; empty where no
         worker sleeps."""
         return tuple(self._takes_s(self._may_be_woken())) if self._sleepers.out else ()
-
-    def _coming_s(self, now_ns: int) -> list[float]:
-        """Seconds until each worker that is being woken serves; those long overdue are left out."""
-        found: list[float] = []
-        for worker_id in self._sleepers.waking:
-            wake = self._wakes.get(worker_id)
-            takes_s = None if wake is None else self._times.taken.seconds(wake)
-            due_ns = self._sleepers.expected_ns(worker_id)
-            left_s = UNKNOWN_WAKE_S if due_ns is None else (due_ns - now_ns) / NANOSECONDS
-            if left_s > -max(LEAST_OVERDUE_S, takes_s or 0.0):
-                found.append(max(0.0, left_s))
-        return found
 
     # --- falling asleep ---------------------------------------------------------------------------------------
 
