@@ -16,6 +16,7 @@ from sleepers import crowd, is_asleep, of_kind, run_to, sleep
 
 from jettison.core import ports
 from jettison.core.moving.sleeping import SleepState
+from jettison.core.observing import devices_wanted
 from jettison.core.params import AwakeParams, ProvisionParams
 from jettison.policy.overload import Trigger
 
@@ -129,6 +130,26 @@ def test_a_crash_of_the_only_instance_asks_for_at_most_one_process() -> None:
     cluster.restart_at(0, 1500)
     cluster.run()
     assert of_kind(cluster, "worker_lost") and len(of_kind(cluster, "instance_asked")) <= 1
+    cluster.expect_outputs()
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_more_is_asked_for_where_the_last_sleeper_is_gone_for_good(sleeps: bool) -> None:
+    cluster = FakeCluster(
+        num_workers=3, full_blocks=24, policy="drop", shard_bytes=400, awake=AwakeParams(min_awake=1), eager=True,
+        auto_restore=False,
+    )
+    if sleeps:
+        sleep(cluster, 2)
+        cluster.run(stop=lambda: is_asleep(cluster, 2))
+    cluster.kill(2)
+    run_to(cluster, cluster.now / MS + 300)
+    cluster.at(cluster.now + MS, ports.WorkerGone(2))
+    run_to(cluster, cluster.now / MS + 300)
+    assert not sleeps or devices_wanted(cluster.core) == 2, "it is no instance that is awake"
+    crowd(cluster, 60, at_ms=cluster.now / MS)
+    cluster.run()
+    assert of_kind(cluster, "scale_out")
     cluster.expect_outputs()
 
 

@@ -134,7 +134,13 @@ class Sleepers:
 
     @property
     def out(self) -> set[WorkerId]:
-        """The workers that sleep or are about to, and are not being woken: their memory does not count."""
+        """The workers that sleep or are about to, are not being woken and can be: their memory does not count. One that
+        is gone for good is none."""
+        return {w for w in self._at_rest if not self._cluster.workers[w].is_gone}
+
+    @property
+    def _at_rest(self) -> set[WorkerId]:
+        """The workers that sleep or are about to and are not being woken, those that are gone for good included."""
         return (self.asleep | set(self.leaving)) - self._to_wake
 
     @property
@@ -199,7 +205,7 @@ class Sleepers:
 
     def num_awake(self) -> int:
         """How many workers serve, or will without a new order to wake them."""
-        return len(self._cluster.workers) - len(self.out)
+        return len(self._cluster.workers) - len(self._at_rest)
 
     def _copy_of(self, worker_id: WorkerId) -> str:
         """The name of the host copy that a worker writes and reads: its machine's, of which there is one where no
