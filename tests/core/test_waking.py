@@ -17,7 +17,7 @@ from sleepers import crowd, is_asleep, of_kind, run_to, sleep
 
 from jettison.core.ladder.packing.pack import PackRung
 from jettison.core.params import AwakeParams
-from jettison.core.ports import LoadShard, OfflineStored, SendShard, StoredWork
+from jettison.core.ports import LoadShard, OfflineStored, SendShard, StoredWork, Tick, WorkersEmpty
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import COEFFICIENTS, CostModel
 from jettison.policy.offline import OfflineParams, SloParams
@@ -92,6 +92,21 @@ def test_never_more_than_may_be_awake_are_woken_and_they_are_no_more_at_the_star
     cluster.run(stop=lambda: bool(of_kind(cluster, "woken")))
     assert len(cluster.core.sleepers.asleep) == 1, "one of the two that may be awake is dead"
     cluster.expect_outputs()
+
+
+def test_no_more_are_awake_at_the_start_where_some_are_filled_by_peers_first() -> None:
+    cluster = FakeCluster(
+        num_workers=4, full_blocks=24, policy="recompute", awake=AwakeParams(min_awake=1, max_awake=2)
+    )
+    for worker_id in (2, 3):
+        cluster.workers[worker_id].filled = set()
+    cluster.at(0, WorkersEmpty((2, 3)))
+    cluster.at(1 * MS, Tick())
+    run_to(cluster, 5000)
+    assert cluster.core.sleepers.asleep == {2, 3}
+    cluster.carry_out(cluster.core.request_wake(3, cluster.now))
+    run_to(cluster, 10_000)
+    assert cluster.core.sleepers.asleep == {2}, "an order by hand holds"
 
 
 def test_lost_capacity_is_answered_at_once() -> None:

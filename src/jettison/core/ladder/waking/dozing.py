@@ -3,7 +3,6 @@ ticks."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from jettison.core.ladder.prompts import num_for_arrivals
@@ -39,7 +38,10 @@ class Dozing:
         self._empty_since_ns: dict[GroupId, int] = {}
         self._calm_since_ns = 0
         """Since when there has been no pressure."""
-        self._has_begun = False
+        most = means.state.params.awake.max_awake
+        self._at_start: set[WorkerId] = set(means.state.workers) if most is not None else set()
+        """Workers that count for ``--max-awake`` at the start; empty once no more than that serve and none of them is
+        still to come."""
         self._patience = 1
         """How many times ``--sleep-after-s`` the need must have been gone."""
         self._slept_since_ns: dict[WorkerId, int] = {}
@@ -62,7 +64,7 @@ class Dozing:
     def awaits_tick(self) -> bool:
         """Whether a worker may fall asleep although nothing but time passes."""
         awake = self._state.params.awake
-        if not self._has_begun and awake.max_awake is not None:
+        if self._at_start:
             return True
         return awake.falls_asleep and bool(self._empty_since_ns) and len(self._serving()) > awake.min_awake
 
@@ -84,15 +86,9 @@ class Dozing:
 
     def advance(self, why_pressed: Callable[[], str | None], now_ns: int) -> list[Action]:
         """Put workers to sleep, one after the other, on a tick; return the actions. ``why_pressed`` says why none may
-        sleep now; None: some may. At the first tick, those beyond ``--max-awake`` sleep in any case."""
-        awake, actions = self._state.params.awake, list[Action]()
-        if not self._has_begun:
-            self._has_begun = True
-            surplus = len(self._serving()) - (awake.max_awake or math.inf)
-            while surplus > 0 and (order := self._sleep(self._serving()[-1], "--max-awake", now_ns)):
-                actions += order
-                surplus -= 1
-        if not awake.falls_asleep:
+        sleep now; None: some may. At the start, those beyond ``--max-awake`` sleep in any case."""
+        actions = self._bound_start(now_ns) if self._at_start else []
+        if not self._state.params.awake.falls_asleep:
             return actions
         if why_pressed() is not None:
             self._calm_since_ns = now_ns
@@ -106,6 +102,22 @@ class Dozing:
             if order := self._sleep(worker_id, f"no online request for {self._after_s:g} s", now_ns, need):
                 self._slept_since_ns[worker_id] = now_ns
                 actions += order
+        return actions
+
+    def _bound_start(self, now_ns: int) -> list[Action]:
+        """Put the last of the workers beyond ``--max-awake`` to sleep that have served since the start; return the
+        actions. Tried on every tick until all have come up: peers may have to fill some first, and one that is needed
+        cannot sleep yet. A worker that is woken by then is none of them, as an order by hand holds."""
+        workers = self._state.workers
+        self._at_start -= {w for w in self._at_start if workers[w].is_asleep or workers[w].is_gone}
+        serving = [w for w in self._serving() if w in self._at_start]
+        num_surplus = len(serving) - (self._state.params.awake.max_awake or 0)
+        if num_surplus <= 0 and all(self._state.groups_of[w] for w in self._at_start):
+            self._at_start.clear()
+        actions: list[Action] = []
+        while num_surplus > 0 and (order := self._sleep(serving.pop(), "--max-awake", now_ns)):
+            actions += order
+            num_surplus -= 1
         return actions
 
     def _choose(self, now_ns: int) -> tuple[list[GroupId], Need | None]:
