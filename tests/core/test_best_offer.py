@@ -135,7 +135,7 @@ def test_a_sleeper_that_was_woken_at_the_same_moment_is_not_woken_again() -> Non
     cluster = with_sleepers()
     rung, now_ns = cluster.core.ladder.rung("wake"), cluster.now
     assert isinstance(rung, WakeRung)
-    two, one = (rung._offer(None, "it is asked", num_bytes) for num_bytes in (2 * 24 * 4 * 64 * 100, 1))
+    two, one = (rung._offer(None, "it is asked", num_bytes, now_ns) for num_bytes in (2 * 24 * 4 * 64 * 100, 1))
     assert two is not None and one is not None and set(two.worker_ids) == {2, 3} > set(one.worker_ids)
     cluster.carry_out(rung.begin(one, now_ns))
     cluster.carry_out(rung.begin(two, now_ns))
