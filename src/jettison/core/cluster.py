@@ -36,7 +36,7 @@ from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
 from jettison.core.moving.recovering import Recoveries
 from jettison.core.moving.restoring import Restoring
-from jettison.core.moving.sleeping import Sleepers
+from jettison.core.moving.sleeping import Foresight, Sleepers
 from jettison.core.params import ClusterParams
 from jettison.core.ports import (
     Action,
@@ -66,6 +66,7 @@ from jettison.memory.kvtransfers import MigrationKind
 from jettison.memory.prefix import PrefixHasher
 from jettison.policy.refusal import why_not_offline
 from jettison.policy.slo import Objectives, objectives
+from jettison.policy.waketimes import left_s
 from jettison.types import FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
 
 __all__ = ["ClusterCore", "ClusterParams", "initial_groups"]
@@ -102,7 +103,7 @@ class ClusterCore:
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
         self.sleepers = Sleepers(
             self.state, self.moves, self.recoveries, self.migrations, self.checkpoints, self._why_needed,
-            lambda worker_id: self.ladder.expect_wake(worker_id), self._note_room,
+            Foresight(lambda worker_id: self.ladder.expect_wake(worker_id), left_s), self._note_room,
         )
         self._awake = Awake(self.state, self.moves, self.recoveries, self.sleepers, self._why_too_large)
         self.ladder = Ladder(
@@ -466,8 +467,7 @@ class ClusterCore:
 
     def request_wake(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
         """Have a worker that sleeps, or is about to, serve again. Raises ValueError for one that does not."""
-        actions = self.sleepers.wake(worker_id, now_ns)
-        return actions + self._advance_moves(now_ns) + self.stepping.plan(now_ns)
+        return self.sleepers.wake(worker_id, now_ns) + self._advance_moves(now_ns) + self.stepping.plan(now_ns)
 
     def _why_needed(self, without: Collection[WorkerId]) -> str | None:
         """Why some request could never be held without these workers; None: no request needs them."""

@@ -33,7 +33,6 @@ from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.waketimes import left_s
 from jettison.types import NANOSECONDS, LayerRange, ShardId, WorkerId
 
 EMPTY = LayoutSpec(frozenset(), LayerRange(0, 0))
@@ -67,6 +66,16 @@ class Expected(NamedTuple):
     """Parameters come from the machine's copy or the model folder, though peers may have them."""
 
 
+class Foresight(NamedTuple):
+    """What is foreseen of wakes."""
+
+    predict: Callable[[WorkerId], Expected | None]
+    """How long a wake will take, where its order does not say; None: not known."""
+    left_s: Callable[[float, float | None], float | None]
+    """Seconds that are left of a wake ordered so many seconds ago and predicted to take so many (None: not known);
+    None: it is overdue."""
+
+
 @dataclass(frozen=True, slots=True)
 class Woken:
     """One wake that is over, and how long it took."""
@@ -83,17 +92,17 @@ class Sleepers:
     def __init__(
         self, cluster: ClusterState, moves: Moves, recoveries: Recoveries, migrations: Migrations,
         checkpoints: Checkpoints, why_needed: Callable[[Collection[WorkerId]], str | None],
-        predict: Callable[[WorkerId], Expected | None], note_room: Callable[[], None],
+        foresight: Foresight, note_room: Callable[[], None],
     ) -> None:
         """``why_needed``: why some request could not be held without these workers; None: there is no such request.
-        ``predict``: how long a wake will take, where its order does not say; None: not known. ``note_room``: called
-        when memory has gone that requests could count on."""
+        ``note_room``: called when memory has gone that requests could count on."""
         self._cluster = cluster
         self._moves = moves
         self._recoveries = recoveries
         self._migrations = migrations
         self._checkpoints = checkpoints
         self._why_needed = why_needed
+        self._left_s = foresight.left_s
         self._note_room = note_room
         self.provisioning = Provisioning(cluster)
         self.asleep: set[WorkerId] = {w.worker_id for w in cluster.workers.values() if w.is_asleep}
@@ -110,7 +119,7 @@ class Sleepers:
         self._retry_ns = 0
         self.host_copies: dict[str, set[ShardId]] = {}
         """Shards that each copy of the parameters in a host's memory has, by name (``_copy_of``)."""
-        self.predict = predict
+        self.predict = foresight.predict
         self._asked: dict[WorkerId, tuple[int, Expected | None]] = {}
         """Workers that are being woken: since when, and the prediction."""
         self.stood_in_ns: int | None = None
@@ -136,12 +145,8 @@ class Sleepers:
     def out(self) -> set[WorkerId]:
         """The workers that sleep or are about to, are not being woken and can be: their memory does not count. One that
         is gone for good is none."""
-        return {w for w in self._at_rest if not self._cluster.workers[w].is_gone}
-
-    @property
-    def _at_rest(self) -> set[WorkerId]:
-        """The workers that sleep or are about to and are not being woken, those that are gone for good included."""
-        return (self.asleep | set(self.leaving)) - self._to_wake
+        resting = (self.asleep | set(self.leaving)) - self._to_wake
+        return {w for w in resting if not self._cluster.workers[w].is_gone} if resting else resting
 
     @property
     def can_wake(self) -> list[WorkerId]:
@@ -168,7 +173,7 @@ class Sleepers:
         left out, as what cannot map its layers, or finds no place, may never serve."""
         asked = {w: self._asked.get(w, (now_ns, None)) for w in self.waking}
         left = {
-            w: left_s((now_ns - asked_ns) / NANOSECONDS, None if expected is None else expected.seconds)
+            w: self._left_s((now_ns - asked_ns) / NANOSECONDS, None if expected is None else expected.seconds)
             for w, (asked_ns, expected) in asked.items()
         }
         return {w: seconds for w, seconds in left.items() if seconds is not None}
@@ -205,7 +210,8 @@ class Sleepers:
 
     def num_awake(self) -> int:
         """How many workers serve, or will without a new order to wake them."""
-        return len(self._cluster.workers) - len(self._at_rest)
+        workers = self._cluster.workers.values()
+        return sum(not (w.is_asleep and w.is_gone) for w in workers) - len(self.out)
 
     def _copy_of(self, worker_id: WorkerId) -> str:
         """The name of the host copy that a worker writes and reads: its machine's, of which there is one where no
