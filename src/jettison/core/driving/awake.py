@@ -60,15 +60,17 @@ class Awake:
 
     def advance(self, now_ns: int) -> list[Action]:
         """Wake the first worker that can be woken, and return the actions. Nothing where none can, a group is open to
-        requests, a recovery is under way, or a worker is already to be woken; and no process is asked for while one is
-        being started, or a dead worker's is started again. The core calls it only while some request has no group."""
+        requests, a recovery is under way, or a worker is already to be woken; and no process is asked for while one
+        is being started that is not overdue, or a dead worker's is started again. The core calls it only while some
+        request has no group."""
         if not (can_wake := self._sleepers.can_wake):
             return []
         if self._moves.serving_groups() or not self._recoveries.is_idle or self._sleepers.is_waking:
             return []
         workers = self._cluster.workers
         if not workers[can_wake[0]].is_provisioned and (
-            self._sleepers.provisioning.starting or any(w.is_missed for w in workers.values())
+            not self._sleepers.coming_s(now_ns).keys().isdisjoint(self._sleepers.provisioning.starting)
+            or any(w.is_missed for w in workers.values())
         ):
             return []
         self._sleepers.stood_in_ns = now_ns
