@@ -122,10 +122,10 @@ class Sleepers:
         self.predict = foresight.predict
         self._asked: dict[WorkerId, tuple[int, Expected | None]] = {}
         """Workers that are being woken: since when, and the prediction."""
-        self.stood_in_ns: int | None = None
-        """When a worker was woken last because no group served; None: never, or that has been counted."""
         self._start_ns: dict[WorkerId, int] = {}
         """Of those, how long the start of the process took that was asked for."""
+        self.stood_in_ns: int | None = None
+        """When a worker was woken last because no group served; None: never, or that has been counted."""
         self.woken: deque[Woken] = deque(maxlen=64)
         """Wakes that are over; the reader that learns from them takes them out."""
 
@@ -143,8 +143,8 @@ class Sleepers:
 
     @property
     def out(self) -> set[WorkerId]:
-        """The workers that sleep or are about to, are not being woken and can be: their memory does not count. One that
-        is gone for good is none."""
+        """The workers that sleep or are about to, are not being woken and can be: their memory does not count. Those
+        that are gone for good are none of them."""
         resting = (self.asleep | set(self.leaving)) - self._to_wake
         return {w for w in resting if not self._cluster.workers[w].is_gone} if resting else resting
 
