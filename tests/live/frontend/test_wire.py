@@ -45,7 +45,7 @@ PARAMS = st.builds(
     seed=st.integers(0, 2**63 - 1), stop_token_ids=st.lists(NUMBERS, max_size=3).map(tuple),
     logprobs=st.none() | NUMBERS, logit_bias=st.lists(st.tuples(NUMBERS, st.floats(-9, 9)), max_size=3).map(tuple),
     allowed_token_ids=st.binary(max_size=9), bad_words=st.lists(st.lists(NUMBERS, max_size=3).map(tuple)).map(tuple),
-    grammar=st.none() | st.builds(Grammar, TEXTS, st.lists(NUMBERS, max_size=3).map(tuple)))
+    grammar=st.none() | st.builds(Grammar, TEXTS, TEXTS))
 REQUESTS = st.builds(
     Request, request_id=TEXTS, prompt_token_ids=st.lists(NUMBERS, max_size=9).map(tuple), params=PARAMS,
     arrival_ns=TIMES, priority=st.integers(-9, 9), cache_salt=TEXTS, tenant=TEXTS,
