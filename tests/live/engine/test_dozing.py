@@ -31,6 +31,13 @@ def make_config(tmp_path: Path, num_blocks: int, **more: object) -> EngineConfig
     return EngineConfig.resolve(**flags | {"memory": sized.memory_for_blocks(num_blocks)})  # type: ignore[arg-type]
 
 
+async def greedy_tokens(engine: Engine, name: str, prompt: list[int], num_tokens: int) -> list[int]:
+    """The tokens of a stream, which no end token cuts short."""
+    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    events = engine.submit(Request(name, tuple(prompt), params, 0))
+    return [token.token_id async for event in events for token in event.tokens]
+
+
 async def test_a_death_wakes_a_sleeper_at_once(tmp_path: Path) -> None:
     """Put to sleep by hand, and with room to spare: the event that tells the death decides to wake a sleeper.
 
@@ -41,9 +48,7 @@ async def test_a_death_wakes_a_sleeper_at_once(tmp_path: Path) -> None:
     engine = Engine(config)
 
     async def served(i: int) -> list[int]:
-        params = SamplingParams(max_tokens=150, temperature=0.0, ignore_eos=True)
-        events = engine.submit(Request(f"r{i}", tuple(prompts[i]), params, 0))
-        return [token.token_id async for event in events for token in event.tokens]
+        return await greedy_tokens(engine, f"r{i}", prompts[i], 150)
 
     try:
         await engine.start()
@@ -73,9 +78,7 @@ async def test_a_quiet_puts_one_to_sleep_and_a_burst_wakes_it(tmp_path: Path) ->
     engine = Engine(config)
 
     async def served(i: int) -> list[int]:
-        params = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
-        events = engine.submit(Request(f"r{i}", tuple(prompts[i]), params, 0))
-        return [token.token_id async for event in events for token in event.tokens]
+        return await greedy_tokens(engine, f"r{i}", prompts[i], 80)
 
     def num_in(state: SleepState) -> int:
         return sum(engine.core.sleepers.state_of(w) is state for w in engine.core.state.workers)

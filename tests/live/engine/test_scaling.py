@@ -8,13 +8,12 @@ import os
 import signal
 from pathlib import Path
 
-from test_dozing import make_config
+from test_dozing import greedy_tokens, make_config
 
 from jettison.core.moving.sleeping import SleepState
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.sleep_orders import SleepOrders
 from jettison.live.verify.fault_rounds import expected_tokens
-from jettison.types import Request, SamplingParams
 from waiting import until
 
 
@@ -28,9 +27,7 @@ async def test_a_burst_has_the_third_started_and_a_quiet_gives_it_back(tmp_path:
     engine = Engine(config)
 
     async def served(name: str, i: int) -> list[int]:
-        params = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
-        events = engine.submit(Request(f"{name}{i}", tuple(prompts[i]), params, 0))
-        return [token.token_id async for event in events for token in event.tokens]
+        return await greedy_tokens(engine, f"{name}{i}", prompts[i], 80)
 
     def state(worker_id: int = 2) -> SleepState:
         return engine.core.sleepers.state_of(worker_id)
@@ -73,9 +70,7 @@ async def test_where_the_last_process_is_gone_for_good_another_is_started_that_s
     engine = Engine(config)
 
     async def served(i: int) -> list[int]:
-        params = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
-        events = engine.submit(Request(f"r{i}", tuple(prompts[i]), params, 0))
-        return [token.token_id async for event in events for token in event.tokens]
+        return await greedy_tokens(engine, f"r{i}", prompts[i], 80)
 
     try:
         await engine.start()

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from test_dozing import greedy_tokens
 
 from jettison.config import EngineConfig
 from jettison.core.moving.sleeping import EMPTY
@@ -20,7 +21,6 @@ from jettison.live.engine.local_cluster import LocalCluster, Until
 from jettison.live.engine.sleep_orders import SleepOrders
 from jettison.live.verify.fault_rounds import expected_tokens
 from jettison.live.verify.scenarios import Setting, blocks_for_all, make_cluster, make_prompts, observed, submit
-from jettison.types import Request, SamplingParams
 from waiting import until
 
 
@@ -67,12 +67,8 @@ async def test_over_processes_streams_go_on_memory_is_given_back_and_a_dead_slee
     orders = SleepOrders(engine)
 
     async def served(name: str) -> None:
-        async def one(i: int) -> list[int]:
-            params = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
-            events = engine.submit(Request(f"{name}{i}", tuple(prompts[i]), params, 0))
-            return [token.token_id async for event in events for token in event.tokens]
-
-        assert await asyncio.gather(*map(one, range(len(prompts)))) == expected
+        streams = (greedy_tokens(engine, f"{name}{i}", prompt, 60) for i, prompt in enumerate(prompts))
+        assert await asyncio.gather(*streams) == expected
 
     def states() -> list[str]:
         return [str(row["state"]) for row in orders.states()["instances"]]

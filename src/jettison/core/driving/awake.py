@@ -73,5 +73,4 @@ class Awake:
             or any(w.is_missed for w in workers.values())
         ):
             return []
-        self._sleepers.stood_in_ns = now_ns
         return self._sleepers.wake(can_wake[0], now_ns)

@@ -124,8 +124,6 @@ class Sleepers:
         """Workers that are being woken: since when, and the prediction."""
         self._start_ns: dict[WorkerId, int] = {}
         """Of those, how long the start of the process took that was asked for."""
-        self.stood_in_ns: int | None = None
-        """When a worker was woken last because no group served; None: never, or that has been counted."""
         self.woken: deque[Woken] = deque(maxlen=64)
         """Wakes that are over; the reader that learns from them takes them out."""
 
@@ -178,14 +176,17 @@ class Sleepers:
         }
         return {w: seconds for w, seconds in left.items() if seconds is not None}
 
+    def num_ordered(self, now_ns: int) -> int:
+        """How many of the workers that are being woken were ordered to at this time."""
+        return sum(asked_ns == now_ns for asked_ns, _ in self._asked.values())
+
     def absent(self, now_ns: int) -> set[WorkerId]:
         """The workers whose memory no request may count on now: those that are ``out``, and those whose wake is
         overdue."""
         return self.out.union(self.waking) - self.coming_s(now_ns).keys()
 
     def expected_ns(self, worker_id: WorkerId) -> int | None:
-        """The time (ns) at which a worker that is being woken is predicted to serve; None: not known, or it is not
-        being woken."""
+        """When (ns) a worker that is being woken is predicted to serve; None: not known, or it is not being woken."""
         asked_ns, expected = self._asked.get(worker_id, (0, None))
         if expected is None or expected.seconds is None:
             return None
@@ -306,8 +307,8 @@ class Sleepers:
 
     def wake(self, worker_id: WorkerId, now_ns: int, expected: Expected | None = None) -> list[Action]:
         """Have a worker serve again, at once where it has not left yet, else with a process that is asked for where it
-        has none; return the actions. ``expected``: the
-        prediction that the order is based on. Raises ValueError for a worker that does not sleep."""
+        has none; return the actions. ``expected``: the prediction that the order is based on. Raises ValueError for a
+        worker that does not sleep."""
         worker = self._cluster.workers[worker_id]
         for leaving in self._moves.leavings:
             if leaving.worker is worker:
@@ -370,12 +371,6 @@ class Sleepers:
         self.slept_ns.pop(worker.worker_id, None)
         self._cluster.num_roster_changes += 1
         (self.asleep.add if is_asleep else self.asleep.discard)(worker.worker_id)
-
-    def count_stand_in(self, now_ns: int) -> int:
-        """How many workers, 0 or 1, have been woken at this time because no group served. It is counted only once: it
-        stands in for one dead worker."""
-        num_woken, self.stood_in_ns = int(self.stood_in_ns == now_ns), None
-        return num_woken
 
     # --- leaving ----------------------------------------------------------------------------------------------
 

@@ -259,12 +259,13 @@ class WakeRung(Rung):
     # --- deaths -----------------------------------------------------------------------------------------------
 
     def _answer_losses(self, now_ns: int) -> Iterator[Offer]:
-        """Yield an offer to wake one sleeper for each worker that has died awake since the last look, less a stand-in;
-        nothing without a sleeper that has a process: another's would be there no sooner than the dead one's next."""
+        """Yield an offer to wake one sleeper for each worker that has died awake since the last look, those woken in
+        the same event counted; nothing without a sleeper that has a process: another's would be there no sooner than
+        the dead one's next."""
         counters = self._state.counters
         num_lost, self._num_losses = counters.num_worker_losses - self._num_losses, counters.num_worker_losses
         dead = [w for w in self._state.workers.values() if not w.alive and not w.is_asleep and w.is_provisioned]
-        num_wanted = min(num_lost, len(dead)) - self._sleepers.count_stand_in(now_ns)
+        num_wanted = min(num_lost, len(dead)) - self._sleepers.num_ordered(now_ns)
         num_wanted += len(self._sleepers.coming_s(now_ns))
         wanted_bytes = num_wanted * block_bytes(self._state) * max((w.full_blocks for w in dead), default=0)
         if not dead or (offer := self._offer(None, "a worker has died", wanted_bytes, now_ns)) is None:
