@@ -257,13 +257,33 @@ def test_a_marker_is_found_however_tokens_spell_it(
     grammars = Grammars(lambda: vocabulary, VOCAB_SIZE)
     drawing = Drawing(vocabulary, grammar_text("choice", '["yes"]', None, {}), begins_after="</think>")
     for piece in output:
-        assert drawing.mask(grammars) is None
+        mask = drawing.mask(grammars)
+        assert mask is None or mask[ids[piece]]
         drawing.output.append(ids[piece])
     others = Grammars(lambda: vocabulary, VOCAB_SIZE)
     for mask in (drawing.mask(grammars), drawing.mask(others, anew=True)):
         assert mask is not None and {vocabulary.tokens[token][:1] for token in np.flatnonzero(mask)} == {begins}
     grammars.close()
     others.close()
+
+
+@pytest.mark.parametrize(("output", "refused"), [
+    ([], [b".</think>*"]),
+    ([b"<"], [b".</think>*"]),
+    ([b"</", b"think"], [b"><", b".</think>*"]),
+    ([b"</", b"think", b"</"], [b".</think>*"]),
+], ids=str)  # fmt: skip
+def test_no_token_ends_a_marker_with_what_the_grammar_does_not_take(
+    tmp_path: Path, output: list[bytes], refused: list[bytes]
+) -> None:
+    vocabulary, ids = with_pieces(tmp_path)
+    vocabulary = vocabulary._replace(tokens=[*vocabulary.tokens[:-1], b".</think>*"])
+    grammars = Grammars(lambda: vocabulary, VOCAB_SIZE)
+    drawing = Drawing(vocabulary, grammar_text("choice", '["yes"]', None, {}), begins_after="</think>")
+    drawing.output = [ids[piece] if piece in ids else vocabulary.tokens.index(piece) for piece in output]
+    mask = drawing.mask(grammars, anew=True)
+    assert mask is not None and [vocabulary.tokens[token] for token in np.flatnonzero(~mask)] == refused
+    grammars.close()
 
 
 def test_white_space_behind_a_marker_counts_where_the_grammar_takes_it(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from jettison.device.markers import Marker
 from jettison.device.model.end_tokens import read_end_tokens
 from jettison.device.model.vocabulary import Vocabulary, gently, read_vocabulary
 from jettison.device.step import GrammarRow, SamplingRow, bits_token_set, pack_ints, token_mask, unpack_ints
@@ -142,13 +143,11 @@ class GrammarState:
         state alone; None: it is compiled when it is first asked for."""
         self.text = row.text
         self._tokenizer = tokenizer
-        self._marker = row.begins_after.encode()
+        self._marker = Marker(tokenizer, row.begins_after) if row.begins_after else None
+        """None: the grammar has begun."""
         self._end_token_ids = frozenset(row.end_token_ids)
         self._matcher = compiled
         self._tokens: list[int] = []
-        self._has_begun = not self._marker
-        self._before = b""
-        """Where the grammar has not begun: the output's last bytes that may be a beginning of the marker."""
         self._has_ended = False
         self.mask_s = 0.0
         """Seconds that the last mask took."""
@@ -166,11 +165,6 @@ class GrammarState:
             self._check()
         return self._matcher
 
-    @property
-    def is_free(self) -> bool:
-        """Whether the grammar has not begun."""
-        return not self._has_begun
-
     def is_before(self, num_before: int, output_ids: bytes) -> bool:
         """Whether its tokens are the beginning of an output, of which those from ``num_before`` on are given."""
         num_tokens, output = len(self._tokens), unpack_ints(output_ids)
@@ -182,17 +176,25 @@ class GrammarState:
         """A bit for each token that may come behind the row's output, which is told to it; None: all may. Raises
         GrammarFailure."""
         self.advance(unpack_ints(row.output_ids)[self.num_tokens - row.num_before :].tolist())
-        if self.is_free:
-            return None
         bits: Bits = np.zeros((self._tokenizer.vocab_size + 31) // 32, dtype=np.uint32)
-        self.fill(bits)
+        if self._marker is not None:
+            refused = self._refused(self._marker)
+            if not refused:
+                return None
+            bits[:] = ~bits
+            for token in refused:
+                bits[token // 32] &= ~np.uint32(1 << token % 32)
+        else:
+            self.fill(bits)
         return bits.tobytes()
 
     def advance(self, tokens: Sequence[int]) -> None:
         """The output has got these tokens. Raises GrammarFailure where they are none that the grammar allows."""
         at = 0
-        while at < len(tokens) and not self._has_begun:
-            self._listen(tokens[at])
+        while at < len(tokens) and self._marker is not None:
+            behind = self._marker.behind(tokens[at])
+            if behind is not None:
+                self._begin(behind)
             self._tokens.append(tokens[at])
             at += 1
         bound = tokens[at:]
@@ -206,26 +208,30 @@ class GrammarState:
                 self._check()
                 raise GrammarFailure(f"token {token} is not allowed here")
 
-    def _listen(self, token: int) -> None:
-        """The free output has got this token, which may complete the marker. Raises GrammarFailure, each time that it
-        is told the token again: then nothing has changed."""
-        spelled = self._before + self._tokenizer.decode_bytes([token])
-        at = spelled.find(self._marker)
-        if at >= 0:
-            self._begin(spelled[at + len(self._marker) :])
-        self._before = spelled[max(0, len(spelled) - len(self._marker) + 1) :]
+    def _refused(self, marker: Marker) -> list[int]:
+        """Tokens that would complete the marker with text behind it that the grammar does not take."""
+        return [token for behind, tokens in marker.endings() if self._spelled(behind) is None for token in tokens]
 
     def _begin(self, behind: bytes) -> None:
-        """Behind the marker, with what its last token has behind it: white space before the grammar's own text is the
-        thoughts', where the grammar does not take it. Raises GrammarFailure."""
+        """The grammar begins with what the marker's last token has behind it. Raises GrammarFailure, each time that it
+        is told the token again: then nothing has changed."""
+        spelled = self._spelled(behind)
+        if spelled is None or (spelled and not self.matcher.consume_tokens(spelled)):
+            self._check()
+            raise GrammarFailure(f"{behind!r} is not allowed behind the marker")
+        self._marker = None
+
+    def _spelled(self, behind: bytes) -> list[int] | None:
+        """Tokens of a text that the grammar may begin with; None where it may not. White space before the grammar's own
+        text is the thoughts', where the grammar does not take it. Raises GrammarFailure."""
         for text in (behind, behind.lstrip()):
             spelled = self._tokenizer.tokenize_bytes(text) if text else []
-            is_whole = self._tokenizer.decode_bytes(spelled) == text
-            if is_whole and (not spelled or self.matcher.validate_tokens(spelled) == len(spelled)):
-                self._has_begun = not spelled or self.matcher.consume_tokens(spelled)
-                self._check()
-                return
-        raise GrammarFailure(f"{behind!r} is not allowed behind the marker")
+            if self._tokenizer.decode_bytes(spelled) != text:
+                continue
+            if not spelled or self.matcher.validate_tokens(spelled) == len(spelled):
+                return spelled
+            self._check()
+        return None
 
     def fill(self, bits: Bits) -> None:
         """Write the mask of the next token into zeros. Raises GrammarFailure."""
