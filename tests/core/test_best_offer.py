@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sleepers import crowd, is_asleep, sleep
 
-from jettison.core.ladder import drop, forecasts
+from jettison.core.ladder import drop
 from jettison.core.ladder.forecasts import Question, Saving
 from jettison.core.ladder.rung import Moment, Offer, Rung, Worth
 from jettison.core.ladder.turns import ASK_EVERY_NS, Turns
@@ -171,7 +171,7 @@ def test_a_second_sleeper_does_not_delay_the_first(monkeypatch: pytest.MonkeyPat
     means = cluster.core.ladder.rung("drop").means
     crowd(cluster, 400, first=100, at_ms=cluster.now / 1e6)
     cluster.run(stop=lambda: len(cluster.core.state.requests) > 300)
-    monkeypatch.setattr(forecasts, "_coming", lambda means, now_ns: [forecasts._Coming(0.1, 2)])
+    monkeypatch.setattr(means.sleepers, "coming_s", lambda now_ns: {2: 0.1})
     question = Question.of(means, cluster.now)
     assert question is not None
     assert question.waking([3], 3.0).worth.saved_request_s >= -1e-6

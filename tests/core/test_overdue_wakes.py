@@ -66,6 +66,14 @@ def test_memory_that_binds_wakes_another_where_the_first_wake_is_overdue() -> No
 
 
 @pytest.mark.parametrize("waits_ms", [0.0, OVERDUE_MS + 1000.0])
+def test_more_is_asked_for_from_outside_where_the_only_wake_is_overdue(waits_ms: float) -> None:
+    cluster = with_a_stuck_wake("drop", 1, eager=True, auto_restore=False, shard_bytes=400)
+    crowd(cluster, 60, at_ms=cluster.now / MS + waits_ms)
+    run_to(cluster, cluster.now / MS + waits_ms + 5000)
+    assert bool(of_kind(cluster, "scale_out")) == bool(waits_ms)
+
+
+@pytest.mark.parametrize("waits_ms", [0.0, OVERDUE_MS + 1000.0])
 def test_more_is_asked_for_from_outside_where_the_only_start_is_overdue(waits_ms: float) -> None:
     cluster = FakeCluster(
         num_workers=3, full_blocks=24, policy="drop", shard_bytes=400, eager=True, auto_restore=False,

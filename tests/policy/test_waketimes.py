@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.policy.waketimes import WakeForecast, WakeSource, WakesTaken, may_wake, num_to_wake, wake_s
+from jettison.policy.waketimes import WakeForecast, WakeSource, WakesTaken, left_s, may_wake, num_to_wake, wake_s
 
 SECONDS = st.floats(0.01, 100.0)
 
@@ -55,6 +55,16 @@ def test_parameters_come_from_where_they_are_soonest() -> None:
     assert taken.soonest([peers, disk, host]) is peers
     taken.note(disk, 1.0)
     assert taken.soonest([peers, disk, host]) is disk
+
+
+@pytest.mark.parametrize(("waited_s", "takes_s", "left"), [
+    (0.0, 2.0, 2.0), (2.0, 2.0, 0.0), (3.0, 2.0, 1.0), (6.9, 2.0, 4.9), (7.0, 2.0, None), (39.0, 20.0, 19.0),
+    (40.0, 20.0, None), (4.0, None, 6.0), (12.0, None, 2.0), (15.0, None, None),
+])  # fmt: skip
+def test_a_late_wake_is_expected_in_as_long_as_it_is_late_by_until_it_is_overdue(
+    waited_s: float, takes_s: float | None, left: float | None
+) -> None:
+    assert left_s(waited_s, takes_s) == (left if left is None else pytest.approx(left))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 500), st.integers(0, 20), st.integers(0, 20))

@@ -94,9 +94,10 @@ class WakesTaken:
 
 def left_s(waited_s: float, takes_s: float | None) -> float | None:
     """Seconds that are left of a wake that was ordered ``waited_s`` ago and predicted to take ``takes_s`` (None: not
-    known), 0.0 of one that is late; None of one that is overdue, and not to be counted on."""
+    known). One that is late is expected in as long as it is late by; None of one that is overdue, and not to be counted
+    on."""
     due_s, slack_s = (UNKNOWN_WAKE_S, LEAST_OVERDUE_S) if takes_s is None else (takes_s, max(LEAST_OVERDUE_S, takes_s))
-    return max(0.0, due_s - waited_s) if waited_s < due_s + slack_s else None
+    return abs(due_s - waited_s) if waited_s < due_s + slack_s else None
 
 
 def num_to_wake(missing_blocks: int, blocks_each: int, num_asleep: int, num_on_the_way: int) -> int:

@@ -181,7 +181,10 @@ class DropRung(Rung):
         if not plan.merges and (choice.saving is not None or len(free) == len(self._state.groups)):
             self._loads.monitor(group).note_unrelieved()
         saving = choice.saving
-        missing = 0 if moving or (saving is not None and not saving.is_worth_a_device) else choice.missing_bytes
+        # What moves may free memory; a wake that is overdue may not.
+        is_still = not moving or moving <= self.means.sleepers.absent(now_ns)
+        is_worth_it = saving is None or saving.is_worth_a_device
+        missing = choice.missing_bytes if is_still and is_worth_it else 0
         if plan.merges or missing > 0:
             why = "no drop plan frees enough" + (" and is worth it" if saving is not None else "")
             weighed = saving if plan.merges else None

@@ -17,7 +17,7 @@ from jettison.core.load.pullrates import PullRates
 from jettison.core.serving.group import Group
 from jettison.memory.kvtransfers import ExchangeMode
 from jettison.policy.forecast import Arrangement, Forecast, Load, Plan, forecast
-from jettison.types import NANOSECONDS, GroupId, WorkerId
+from jettison.types import GroupId, WorkerId
 
 HORIZON_S = 10.0
 """Time for which arrivals are foreseen; what they leave is played for as long again. A burst lasts seconds, and so does
@@ -77,7 +77,8 @@ class Question:
         self, means: Means, load: Load, lengths: Mapping[GroupId, int], tokens: float, stay: Arrangement,
         coming: Sequence[_Coming],
     ) -> None:
-        """``lengths``: stages of each group that may merge; ``tokens``: their KV together."""
+        """``lengths``: stages of each group that may merge; ``tokens``: their KV together; ``coming``: the sleepers
+        that are being woken, the soonest first."""
         self._means, self._load, self._lengths, self._tokens, self._stay = means, load, lengths, tokens, stay
         self._coming = coming
         self.staying = self._play(stay, list(lengths.values()), tokens, coming)
@@ -100,7 +101,8 @@ class Question:
         # The requests of a pipeline that is taken apart go home to its members. Those of a worker that leaves for sleep
         # run on there: they take nothing of the others' memory, and all that comes goes to these.
         load = outlook.load([g for g in groups if not serving.isdisjoint(g.worker_ids)], share=1.0)
-        return cls(means, load, lengths, tokens, stay, _coming(means, now_ns))
+        coming = sorted(_Coming(in_s, w) for w, in_s in means.sleepers.coming_s(now_ns).items())
+        return cls(means, load, lengths, tokens, stay, coming)
 
     def merging(self, merges: Iterable[Collection[GroupId]]) -> Saving:
         """What these merges, each of some groups, would save."""
@@ -157,18 +159,6 @@ class _Coming(NamedTuple):
     in_s: float
     """Seconds until it serves."""
     worker_id: WorkerId
-
-
-def _coming(means: Means, now_ns: int) -> list[_Coming]:
-    """The sleepers that are being woken, the soonest first. One that is late is expected in as long as it is late by.
-    Those without a prediction do not count, and those that are late by as much as a forecast looks ahead."""
-    found: list[_Coming] = []
-    for worker_id in means.sleepers.waking:
-        if (expected_ns := means.sleepers.expected_ns(worker_id)) is not None:
-            in_s = abs(expected_ns - now_ns) / NANOSECONDS
-            if expected_ns >= now_ns or in_s < HORIZON_S:
-                found.append(_Coming(in_s, worker_id))
-    return sorted(found)
 
 
 def _stalls_request_s(means: Means, group_ids: Collection[GroupId]) -> float:

@@ -185,13 +185,6 @@ class Sleepers:
         overdue."""
         return self.out.union(self.waking) - self.coming_s(now_ns).keys()
 
-    def expected_ns(self, worker_id: WorkerId) -> int | None:
-        """When (ns) a worker that is being woken is predicted to serve; None: not known, or it is not being woken."""
-        asked_ns, expected = self._asked.get(worker_id, (0, None))
-        if expected is None or expected.seconds is None:
-            return None
-        return asked_ns + round(expected.seconds * NANOSECONDS)
-
     def host_copy(self, worker_id: WorkerId) -> frozenset[ShardId]:
         """The shards that the host copy of a worker's machine has, or its own; empty: there is none."""
         return frozenset(self.host_copies.get(self._copy_of(worker_id), ()))
