@@ -22,6 +22,7 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
 from jettison.policy.batching import BlockedBy
 from jettison.policy.checkpointing import USUAL_BLOCKS
+from jettison.policy.slo import SloParams
 from jettison.policy.standing import Standstill
 from jettison.types import ServiceClass
 from longrun import part_of
@@ -236,6 +237,23 @@ def test_it_comes_back_beside_steps_and_is_checkpointed_still() -> None:
     assert sum(len(s.src_blocks) for s in back) == evicted.num_kept // BLOCK_SIZE
     again = checkpointed(cluster)[evicted.state.request_id]
     assert again == evicted.num_kept, "freed again without copying anything again"
+    cluster.run()
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_it_comes_back_beside_decodes_that_take_longer_than_their_objective(is_offline: bool) -> None:
+    cluster = harvesting(prefix_caching=False, profile=with_link(1e9))
+    batch(cluster, 3, output=200)
+    chats(cluster, 3, 2.0, output=200)
+    victim = evict(cluster, lambda s: s.is_offline == is_offline).state
+    state = cluster.core.state
+    state.params = replace(
+        state.params, offline=replace(state.params.offline, slo=SloParams(ttft_s=1.0, tpot_s=1e-6)))
+    cluster.core.ladder.rung("harvest")._is_cheaper_recomputed = lambda *_: False  # type: ignore[attr-defined]
+    cluster.run(stop=lambda: victim.phase is Phase.RUNNING or not any(
+        not s.is_offline and s is not victim for s in state.requests.values()))
+    assert victim.phase is Phase.RUNNING and any(s.from_host for s in cluster.swapped)
     cluster.run()
     expect_all_well(cluster)
 

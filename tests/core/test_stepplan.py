@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 from test_group import Bench
 
 from jettison.core.ports import RunStep
+from jettison.core.requests import RequestState
 from jettison.core.serving import stepplan
+from jettison.core.serving.holds import GroupHold
 from jettison.policy.batching import BlockedBy
 from jettison.policy.lookahead import LookaheadParams, LookaheadView
+from jettison.types import Request, SamplingParams, ServiceClass
 
 
 def rows(step: RunStep | None) -> list[tuple[str, int, int]]:
@@ -128,6 +131,38 @@ def test_decodes_alone_are_planned_as_with_a_row_for_each(
             break
         step_both_ways(bench)
     assert all(state.num_output > 0 for state in states)
+
+
+def offline_suspect(bench: Bench, num_tokens: int) -> RequestState:
+    """A waiting request of a batch that was under way at two deaths."""
+    request = Request(
+        "batch", tuple(range(100, 100 + num_tokens)), SamplingParams(max_tokens=5), 0,
+        service_class=ServiceClass.OFFLINE,
+    )
+    state = RequestState(request, 99)
+    state.suspicion.on_trial = True
+    bench.group.queues.enqueue(state)
+    return state
+
+
+def test_an_offline_suspect_that_waits_for_memory_is_passed_by_online_requests() -> None:
+    bench = Bench(10, enable_prefix_caching=False)
+    bench.ask("chat", 12)
+    bench.step()
+    offline_suspect(bench, 32)
+    bench.ask("next", 4)
+    assert [name for name, _, _ in bench.step()] == ["chat", "next"]
+    assert bench.group.head_blocked_by is None
+
+
+def test_an_offline_suspect_is_tried_only_while_offline_work_is_admitted() -> None:
+    bench = Bench(20, enable_prefix_caching=False)
+    offline_suspect(bench, 8)
+    bench.ask("chat", 4)
+    bench.group.hold("test", GroupHold.OFFLINE)
+    assert [[name for name, _, _ in bench.step()] for _ in range(3)] == [["chat"]] * 3
+    bench.group.release("test", GroupHold.OFFLINE)
+    assert [name for name, _, _ in bench.step()] == ["batch"], "alone"
 
 
 def test_most_steps_have_decodes_alone() -> None:

@@ -7,7 +7,10 @@ import random
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
+from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import RunStep, SendKV, TransferEnded
+from jettison.core.serving.holds import GroupHold
+from jettison.types import ServiceClass
 
 
 def burst(cluster: FakeCluster, num: int, *, prompt: int = 12, output: int = 60) -> None:
@@ -64,6 +67,28 @@ def test_a_step_carries_at_most_the_budget_in_and_out() -> None:
     cluster.run()
     expect_all_well(cluster)
     assert max(per_step.values()) == 3
+
+
+def test_no_online_request_waits_for_offline_ones_and_these_stay_out_while_none_is_let_in() -> None:
+    cluster = FakeCluster(
+        policy="swap", num_workers=1, full_blocks=40, host_slots=500, offline="harvest", prefix_caching=False)
+    burst(cluster, 3)
+    for i in range(3):
+        cluster.submit(f"batch-{i}", [1 + i] * 12, 80, 5.0, service_class=ServiceClass.OFFLINE, ignore_eos=True)
+    swap, group = cluster.core.hosted.swap, cluster.core.groups[0]
+
+    def away() -> set[str]:
+        return {e.state.request_id for e in swap.of(group, HostedPhase.STORED) if e.state.is_offline}
+
+    cluster.run(stop=lambda: bool(away()))
+    assert away() and not any(e.state.is_offline for e in swap.owed(group))
+    group.hold("test", GroupHold.OFFLINE)
+    before = away()
+    cluster.run(stop=lambda: all(s.is_offline for s in cluster.core.state.requests.values()))
+    assert before <= away()
+    group.release("test", GroupHold.OFFLINE)
+    cluster.run()
+    expect_all_well(cluster)
 
 
 @pytest.mark.parametrize(("num_workers", "policy"), [(1, "swap"), (2, "swap"), (2, "swap+drop"), (4, "swap+drop")])

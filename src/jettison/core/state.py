@@ -370,8 +370,9 @@ class ClusterState:
         group = self.groups[state.group_id]
         if group.slices.kept is not None and group.slices.kept.has(state):
             group.slices.discard(Discard.ENDED)
-        if state.num_pending or state.transfers or any(self.workers[w].ledger_locked for w in group.worker_ids):
-            return False
+        is_locked = any(self.workers[w].ledger_locked for w in group.worker_ids)
+        if state.num_pending or state.transfers or (is_locked and state.phase is not Phase.WAITING):
+            return False  # one that waits has no blocks
         group.queues.take_out(state)
         group.release_blocks(state)
         state.phase = Phase.FINISHED

@@ -210,7 +210,8 @@ class HarvestRung(Rung):
 
         Between two steps online decodes are in none, so there one block is granted whatever the objective. Its price is
         one block's copy beside the step that follows. Without it no freed request could come back, or be computed
-        again, beside decodes that never pause: a batch stood still for good.
+        again, beside decodes that never pause: a batch stood still for good. A request on its way back, which holds
+        its blocks already, gets that one beside each step.
         """
         last = next(reversed(group.in_flight.values()), None)
         rows = () if last is None else last.step.rows
@@ -224,13 +225,15 @@ class HarvestRung(Rung):
         if num_blocks is None:
             return USUAL_BLOCKS
         least = 1 if group.in_flight or group.queues.running else USUAL_BLOCKS
-        return num_blocks if tpot_s is not None else max(num_blocks, least)
+        if tpot_s is not None and not self._store.of(group, HostedPhase.IN):
+            return num_blocks
+        return max(num_blocks, least)
 
     # --- prefetches -------------------------------------------------------------------------------------------
 
     def _returning(self, group: Group) -> Iterator[Offer]:
         """Yield offers for the group's freed requests that come back now, and for those of them that are computed again
-        sooner. Nothing without room or without a budget for copies; offline ones only where no online request waits."""
+        sooner. Nothing without room; offline ones only with a budget for copies, and where no online request waits."""
         queues = group.queues
         # Where admission is capped the group is to fit into less memory soon.
         only_online = queues.offline_holders or queues.waiting or group.blocks.admission_cap is not None
@@ -238,12 +241,12 @@ class HarvestRung(Rung):
             e.state.request_id: e for e in self._store.of(group, HostedPhase.STORED)
             if not (e.awaits_pieces or (e.state.is_offline and only_online))
         }
-        if not entries or not self._budget_blocks(group):
-            return
-        chosen = self._chosen_to_return(group, entries)
+        budget = self._budget_blocks(group) if entries else 0
+        if not budget:  # an online one comes at the price of a block beside each step, as newcomers leave it its room
+            budget, entries = 1, {r: entry for r, entry in entries.items() if not entry.state.is_offline}
+        chosen = self._chosen_to_return(group, entries) if entries else ()
         if not chosen:
             return
-        budget = self._budget_blocks(group)
         costs = self.means.loads.exchange_costs(group)
         num_ahead = self._store.blocks_on_their_way(group)
         again: list[RequestId] = []

@@ -16,7 +16,6 @@ from itertools import chain
 from jettison.core.ladder.free import is_preemptible
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
-from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action, Record
 from jettison.core.preemption import Preemption
 from jettison.core.serving.group import Group
@@ -86,9 +85,8 @@ class PauseRung(Rung):
         for state in group.queues.running_offline():
             if is_preemptible(state):
                 group.preempt(state, Preemption.PAUSE)
-        for entry in self.means.hosted.store.of(group, HostedPhase.IN):
-            if entry.state.is_offline:
-                self.means.hosted.store.break_off(entry)
+        for book, entry in self.means.hosted.offline_coming(group):
+            book.break_off(entry)
         if group.blocks.num_allocatable > num_free:
             group.head_blocked_by = None  # as far as is known before the next plan: what is dearer waits for that
         return actions
@@ -124,7 +122,7 @@ class PauseRung(Rung):
         back."""
         if group.queues.num_running_offline:
             return any(is_preemptible(s) for s in group.queues.running_offline())
-        return any(e.state.is_offline for e in self.means.hosted.store.of(group, HostedPhase.IN))
+        return bool(self.means.hosted.offline_coming(group))
 
     def leave(self, now_ns: int) -> list[Action]:
         """End the pauses of groups that are gone, and of those without pressure for a second, with room again and in no

@@ -154,11 +154,17 @@ class SwapRung(Rung):
 
     def _returning(self, group: Group) -> tuple[RequestId, ...]:
         """The stored requests of a group that come back now, in the order of service; empty: none is stored, or none
-        has room."""
+        has room. Where offline work makes way for online requests, online ones come first, and offline ones where they
+        are let in, and no online request waits."""
         stored = {entry.state.request_id: entry for entry in self._swap.of(group, HostedPhase.STORED)}
         if not stored:
             return ()
         in_order = in_service_order((entry.state for entry in stored.values()), group.limits.scheduling_policy)
+        queues = group.queues
+        if self.means.state.params.offline.slo_aware:
+            only_online = queues.offline_holders or queues.waiting or group.blocks.admission_cap is not None
+            in_order = [s for s in in_order if not s.is_offline] + [
+                s for s in in_order if s.is_offline and not only_online]
         rows = [StoredRow(s.request_id, self._swap.blocks_to_return(stored[s.request_id])) for s in in_order]
         return tuple(choose_swap_ins(
             rows,

@@ -77,6 +77,8 @@ class Exchange:
         these layers; None = has to be counted again."""
         self._num_ended = 0
         """Transfers that have ended since that was counted."""
+        self._awaits_rate = False
+        """Whether the first stalled request waits for a rate of its link, which the first transfer there measures."""
         self._retry_ns = 0
         self._num_refused = 0
         """Attempts to give pages back that have failed since the last success."""
@@ -212,7 +214,8 @@ class Exchange:
         repeats = now_ns < self._retry_ns and self._num_refused <= WAITED_FOR_ATTEMPTS
         assert self.group is not None
         leaves = any(s.recompute for s in self.group.queues.moving.values())
-        return bool(self._transfers or self._relayouts) or repeats or leaves or any(self._in_flight())
+        is_under_way = bool(self._transfers or self._relayouts) or self._awaits_rate
+        return is_under_way or repeats or leaves or any(self._in_flight())
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -289,6 +292,7 @@ class Exchange:
         for state, transfers in self._landing:
             # The choice counts those given up before it: they are computed again first, and take steps' time.
             choice = self._choose(self.group, state, transfers, given_up)
+            self._awaits_rate = choice is None
             if choice is ExchangeMode.RECOMPUTE:
                 given_up.append(state)
                 self.num_by_choice[choice] += 1

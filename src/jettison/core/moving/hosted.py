@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from jettison.core.moving.hostedkv import HostedPhase
+from jettison.core.moving.hostbook import HostBook
+from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.moving.store import CheckpointStore
 from jettison.core.moving.swapping import Swap
 from jettison.core.requests import RequestState
@@ -25,7 +26,7 @@ class Hosted:
         self._cluster = cluster
         self.store = CheckpointStore(cluster)
         self.swap = Swap(cluster, self.store)
-        self._both = self.swap, self.store
+        self._both: tuple[HostBook, HostBook] = self.swap, self.store
 
     @property
     def is_idle(self) -> bool:
@@ -39,6 +40,11 @@ class Hosted:
             return 0
         owed = [(book, entry) for book in self._both for entry in book.owed(group)]
         return sum(book.blocks_to_return(entry) for book, entry in owed if entry.phase is not HostedPhase.OUT)
+
+    def offline_coming(self, group: Group) -> list[tuple[HostBook, HostedKV]]:
+        """The offline requests of a group that are on their way back, each with its book."""
+        coming = [(book, entry) for book in self._both for entry in book.of(group, HostedPhase.IN)]
+        return [(book, entry) for book, entry in coming if entry.state.is_offline]
 
     def cancel(self, state: RequestState) -> None:
         """Forget the KV in host pools of a request that is ending."""

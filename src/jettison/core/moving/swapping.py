@@ -50,6 +50,11 @@ class Swap(HostBook):
         """Free slots of the fullest of these workers' pools."""
         return min(self.pools[w].num_free for w in worker_ids)
 
+    def owed(self, group: Group) -> list[HostedKV]:
+        """As in ``HostBook``; where offline work makes way for online requests, no newcomer waits for offline ones."""
+        makes_way = self._cluster.params.offline.slo_aware
+        return [e for e in super().owed(group) if not (makes_way and e.state.is_offline)]
+
     def send_out(self, state: RequestState) -> None:
         """Begin to swap a running request out: it stops, and its blocks will be copied. This counts as a preemption,
         and a checkpoint of it is dropped. The caller has made sure of free slots for all of its blocks, which are taken

@@ -147,35 +147,52 @@ class StepPlanner:
     def _trial_plan(self) -> BatchPlan:
         """The plan while some request may be what kills workers (a suspect): it runs alone, in turn with steps of all
         others. Where one side has nothing to run, the other goes on. Of several suspects a running one is tried, else
-        the first in the order of service; the rest wait.
+        the first in the order of service; the rest wait, offline ones for as long as no offline work is admitted.
 
         The plan is empty while a step is in flight, so the requests under way at a worker's death are known. No request
-        passes a suspect that waits for memory or a place, or the suspect would never be tried.
+        passes a suspect that waits for memory or a place, or the suspect would never be tried; an offline suspect is
+        passed by online ones.
         """
         group = self._group
         if group.in_flight:
             return BatchPlan(group.version, (), (), (), group.head_blocked_by)
-        running = [s for s in group.queues.suspects.values() if s.phase is Phase.RUNNING]
-        suspect = in_service_order(running or group.queues.suspects.values(), group.limits.scheduling_policy)[0]
         limits = self.limits()._replace(num_microbatches=1)
+        alone, passing = self._suspects_plan(limits)
+        if alone is not None and not alone.is_empty and not self._was_alone:
+            self._was_alone = True
+            return alone
+        others = self.view()
+        others = others._replace(
+            running=[row for row in others.running if row.request_id not in group.queues.suspects],
+            waiting=[waiting_row(group, s) for s in passing],
+        )
+        together = plan_batch(others, limits)
+        self._was_alone = False
+        if alone is None:
+            return together
+        if together.is_empty:
+            return alone
+        return together._replace(head_blocked_by=together.head_blocked_by or alone.head_blocked_by)
+
+    def _suspects_plan(self, limits: BatchLimits) -> tuple[BatchPlan | None, list[RequestState]]:
+        """The plan of a suspect alone (None: none may be tried, or only online requests count for what keeps the queue
+        out), and the waiting requests that may pass it."""
+        group = self._group
+        others = [s for s in self._waiting() if not s.on_trial]
+        suspects = [s for s in group.queues.suspects.values() if s.phase is Phase.RUNNING] or [
+            s for s in group.queues.suspects.values() if group.queues.admits_offline or not s.is_offline]
+        if not suspects:
+            return None, others
+        suspect = in_service_order(suspects, group.limits.scheduling_policy)[0]
         own_row = [waiting_row(group, suspect)] if suspect.phase is Phase.WAITING else []
         alone = plan_batch(
             self.view()._replace(waiting=own_row), limits, {suspect.request_id: limits.max_num_tokens}
         )
-        if not alone.is_empty and not self._was_alone:
-            self._was_alone = True
-            return alone
-        waits = bool(own_row) and alone.is_empty and not own_row[0].is_oversized
-        others = self.view()
-        others = others._replace(
-            running=[row for row in others.running if row.request_id not in group.queues.suspects],
-            waiting=() if waits else [waiting_row(group, s) for s in self._waiting() if not s.on_trial],
-        )
-        together = plan_batch(others, limits)
-        self._was_alone = False
-        if together.is_empty:
-            return alone
-        return together._replace(head_blocked_by=together.head_blocked_by or alone.head_blocked_by)
+        if not own_row or not alone.is_empty or own_row[0].is_oversized:
+            return alone, others
+        if not suspect.is_offline:
+            return alone, []
+        return None, [s for s in others if not s.is_offline]
 
     # --- views ------------------------------------------------------------------------------------------------
 
