@@ -100,8 +100,7 @@ def _in_order(chosen: Sequence[Figure], runs: Runs, processes: int) -> Generator
         for figure, outcome in [(figure, threads.submit(engine.reproduce, figure, runs)) for figure in chosen]:
             yield figure, outcome.result()
     finally:
-        runs.close()  # those that still run get no more simulations
-        threads.shutdown(cancel_futures=True)
+        threads.shutdown(wait=False, cancel_futures=True)  # those that still run get no more of ``runs`` once it ends
 
 
 def told_of_effort(runs: Runs, took_s: float) -> str:

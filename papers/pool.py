@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ import jettison
 from jettison.errors import JettisonError
 from jettison.report.results import RunResult, read_results, write_results
 from jettison.simulate.batch import killed
+from jettison.simulate.pool import RunPool
 from papers.jobs import job_name, run_job
 
 
@@ -33,6 +33,7 @@ OnDone = Callable[[int, int, str], None]
 """(jobs done, jobs that were begun or wait for a process, what the last one was)."""
 
 
+ENDED = "this reproduction has ended"
 _FACTOR = "factor"
 """Name of what is kept of a job that looks for a load."""
 
@@ -55,7 +56,7 @@ class Runs:
         self._processes = processes
         self._lock = threading.RLock()
         """Of all that follows."""
-        self._pool: Executor | None = None
+        self._pool: RunPool | None = None
         self._found: dict[str, Future[RunResult | float]] = {}
         """Under way, or done and noted."""
         self._num_wanted = 0
@@ -64,15 +65,18 @@ class Runs:
     def __enter__(self) -> Runs:
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        self.close(at_once=kind is not None and not issubclass(kind, Exception))
 
-    def close(self) -> None:
-        """What is under way is waited for, what is not is called off, and nothing new begins."""
+    def close(self, *, at_once: bool = False) -> None:
+        """What is under way is waited for (``at_once``: ended), what is not is called off, and nothing new begins."""
         with self._lock:
             pool, self._pool, self._is_closed = self._pool, None, True
         if pool is not None:
-            pool.shutdown(cancel_futures=True)
+            if at_once:
+                pool.kill()
+            else:
+                pool.shutdown(cancel_futures=True)
 
     def all(self, jobs: Sequence[str]) -> list[RunResult]:
         """Runs, in the order of their jobs; what has not been asked for before is simulated now."""
@@ -89,6 +93,8 @@ class Runs:
                 futures = [self._future(job) for job in jobs]
             return [future.result() for future in futures]
         except BrokenProcessPool:
+            if self._is_closed:
+                raise JettisonError(ENDED) from None
             with self._lock:
                 lost = {future: job_name(job) for job, future in self._found.items()}
             raise killed(lost, self._processes) from None
@@ -103,7 +109,7 @@ class Runs:
     def _begun(self, job: str) -> Future[RunResult | float]:
         """``noted`` is over when the result has been counted, kept and told of."""
         if self._is_closed:
-            raise JettisonError("this reproduction has ended")
+            raise JettisonError(ENDED)
         self._num_wanted += 1
         noted: Future[RunResult | float] = Future()
         if self._processes == 1:
@@ -120,8 +126,8 @@ class Runs:
             else:
                 noted.set_result(done.result())
 
-        if self._pool is None:  # spawned, as a fork would copy threads' locks
-            self._pool = ProcessPoolExecutor(self._processes, multiprocessing.get_context("spawn"))
+        if self._pool is None:
+            self._pool = RunPool(self._processes)
         self._pool.submit(run_job, job).add_done_callback(note)
         return noted
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.config import KEYS, EngineConfig, ServerConfig, format_bytes, parse_bytes
+from jettison.config.files import parse_yaml
 from jettison.errors import ConfigError
 
 
@@ -178,10 +179,20 @@ def test_a_missing_model_can_be_let_through():
 
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
-    [("0", 0), ("17", 17), ("1 KiB", 1024), ("1.5GiB", 3 << 29), ("2mb", 2_000_000), ("3TiB", 3 << 40), (9, 9)],
+    [("0", 0), ("17", 17), ("1 KiB", 1024), ("1.5GiB", 3 << 29), ("2mb", 2_000_000), ("3TiB", 3 << 40), (9, 9),
+     ("4.1GB", 4_100_000_000), ("8.2 GB", 8_200_000_000)],
 )
 def test_sizes(text, num_bytes):
     assert parse_bytes(text) == num_bytes
+
+
+def test_a_mapping_of_a_file_may_bring_another_and_say_some_of_it_anew():
+    text = "a: &a {one: 1, two: 1}\nb: {inner: &b {<<: *a, two: 2, three: 2}}\nc: {<<: [*b, *a], three: 3}"
+    told = parse_yaml(text, "FILE")
+    assert told["b"]["inner"] == {"one": 1, "two": 2, "three": 2} and told["c"] == {"one": 1, "two": 2, "three": 3}
+    for twice in ("{one: 1, one: 2}", "{<<: *a, two: 2, two: 3}", "{1: 1, 1: 2}"):
+        with pytest.raises(ConfigError, match=r"^FILE, line 2: key '?(one|two|1)'? is given twice"):
+            parse_yaml(f"a: &a {{one: 1}}\nb: {twice}", "FILE")
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "1.0001KiB", "1 GiBs", "0x10", "1e3", None, 1.5, "-1", "1,5GiB"])

@@ -26,6 +26,14 @@ def translated(*words):
     return translate_line(words, OURS)
 
 
+def test_the_model_may_be_a_flag_beside_another_place():
+    for words in (["in.jsonl", "--model", "m"], ["--model", "m", "in.jsonl"]):
+        found = translate_line(words, OURS, 2)
+        assert not found.refusals and found.line == ["in.jsonl", "m"]
+    for words in (["in.jsonl", "n", "--model", "m"], ["in.jsonl", "--model", "m", "--model", "n"]):
+        assert "named twice" in str(translate_line(words, OURS, 2).refusals)
+
+
 def test_every_flag_has_one_verdict_and_a_meaning():
     names = [rule.name for rule in (*SERVING, *ENGINE)]
     assert [name for name, times in Counter(names).items() if times > 1] == []

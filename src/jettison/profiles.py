@@ -65,7 +65,7 @@ def save_profile(path: Path, stored: StoredProfile) -> None:
         os.replace(staged, path)
     except OSError as error:
         staged.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write the profile {path}: {error.strerror}; name another place with --out") from None
+        raise ConfigError(f"cannot write the profile {path}: {error.strerror}") from None
 
 
 def read_profile(path: Path) -> StoredProfile:

@@ -45,6 +45,19 @@ def test_one_run_one_picture(recorded: Path, tmp_path: Path) -> None:
     assert code == 0 and plot.read_bytes()[:4] == b"\x89PNG"
 
 
+def test_files_are_there_where_the_reader_of_the_words_is_gone(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise SystemExit(1)
+
+    monkeypatch.setattr("jettison.report.bill.print_bill", gone)
+    files = tmp_path / "bill.json", tmp_path / "bill.svg"
+    flags = ["--run", "drop", "--policies", "mell", "--json", str(files[0]), "--plot", str(files[1])]
+    assert main(["bill", str(recorded), *flags]) == 1
+    assert all(file.stat().st_size for file in files)
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from logged_runs import LOG, declined, run
 
 from jettison.cli.main import main
+from jettison.report import decisions
 from jettison.report.decisions import decisions_of
 from jettison.report.explain import (
     explain_document,
@@ -170,6 +172,30 @@ def test_the_command(tmp_path, capsys) -> None:
     assert "incident 1" in capsys.readouterr().out
     (explained,) = json.loads(out.read_text())["runs"]
     assert explained["run"] == "drop" and list(explained["incidents"][1]["saved"].values()) == [1]
+
+
+def test_the_file_is_there_where_the_reader_of_the_words_is_gone(tmp_path, monkeypatch) -> None:
+    def gone(*_):
+        raise SystemExit(1)
+
+    monkeypatch.setattr("jettison.report.explain.print_incident", gone)
+    path, out = tmp_path / "runs.json", tmp_path / "explained.json"
+    write_results(path, [run(late={4})])
+    assert main(["explain", str(path), "--json", str(out)]) == 1
+    assert json.loads(out.read_text())["runs"]
+
+
+def test_every_kind_of_decision_can_be_asked_for() -> None:
+    made = set(re.findall(r'Decision\(event\["t"\], "([^"]+)"', Path(decisions.__file__).read_text()))
+    assert "shed rows" in made and made <= set(decisions.KINDS)
+
+
+def test_what_clients_call_their_requests_is_shown_as_it_is(capsys) -> None:
+    log = [{"t": 1.0, "kind": "offline_computed_again", "group": 0, "request": f"cmpl-{name}-0", "reason": "r"}
+           for name in ("[/x]", "[job]7")]
+    print_decisions(decisions_of(run(log=log)), Console(width=150), folds=False)
+    shown = capsys.readouterr().out
+    assert "cmpl-[/x]-0" in shown and "cmpl-[job]7-0" in shown
 
 
 def test_what_several_runs_cannot_be_simulated_for_is_told_once(tmp_path, capsys) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import multiprocessing
 import os
 import re
+import signal
+import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from rich.console import Console
@@ -34,6 +39,7 @@ from jettison.simulate.machines import resolve_machine
 from jettison.simulate.sizing_command import size_command
 from jettison.simulate.spec import parse_spec
 from jettison.simulate.table import table_rows
+from waiting import until
 
 
 def test_a_case_for_each_point_seed_and_variant() -> None:
@@ -102,6 +108,43 @@ def test_a_process_that_is_killed_is_one_line_that_names_the_case() -> None:
         run_cases([good, fatal, *[good] * 3], num_processes=2)
     assert type(raised.value) is JettisonError and "\n" not in str(raised.value)
     assert str(raised.value).count("'") <= 4, "at most as many as there were processes"
+
+
+def test_an_interrupt_leaves_no_process() -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = set(multiprocessing.active_children())
+    with pytest.raises(KeyboardInterrupt):
+        run_cases(cases_of(spec(seeds=4), "file"), num_processes=2, on_progress=interrupted)
+    assert set(multiprocessing.active_children()) == before
+
+
+KILLED = """
+import os, signal, time
+from jettison.simulate.pool import RunPool
+if __name__ == "__main__":
+    pool = RunPool(1)
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 600)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_no_process_outlives_one_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    process = await asyncio.create_subprocess_exec(sys.executable, str(script), stdout=subprocess.PIPE)
+    told, _ = await process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    await until(lambda: _is_over(int(told)))
+
+
+def _is_over(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])

@@ -233,6 +233,30 @@ def test_a_live_queue_refuses_in_its_simulation_too(drop_and_recompute: tuple[Ru
     assert told is not None and "refused and not 0" in told
 
 
+def test_a_live_run_whose_processes_came_and_went_is_simulated_with_those_of_its_begin(
+    drop_and_recompute: tuple[RunResult, RunResult]
+) -> None:
+    drop, _ = drop_and_recompute
+    described = deployment()
+    described = replace(described, settings={**described.settings, "max_instances": described.num_instances + 1})
+    live = replace(drop, config={"policy": "drop", "deployment": deployment_to_document(described)})
+    found = counterfactual_runs(live, ["recompute", "pipeline"], num_processes=1)
+    assert len(found) == 3 and told_if_far(live, found) is None
+    came = replace(live, events=live.events | {"log": [{"t": 1.0, "kind": "instance_asked", "worker": 2}]})
+    told = told_if_far(came, found)
+    assert told is not None and "started or given up" in told
+
+
+def test_policies_that_settings_forbid_are_left_out_where_none_was_named() -> None:
+    raw = spec(settings={"max_instances": 3}, timing={"start_s": 1.0}, variants=["recompute"])
+    run = run_case(cases_of(raw, "file")[0])
+    found = counterfactual_runs(run, ["swap", "pipeline"], num_processes=1, leaves_out=True)
+    assert list(found) == ["swap (simulated)"]
+    for policies, leaves_out in ((["swap", "pipeline"], False), (["pipeline"], True)):
+        with pytest.raises(ConfigError, match="keeps its instances in pairs"):
+            counterfactual_runs(run, policies, num_processes=1, leaves_out=leaves_out)
+
+
 def test_a_client_that_hung_up_does_so_in_the_simulation(drop_and_recompute: tuple[RunResult, RunResult]) -> None:
     drop, _ = drop_and_recompute
     rows = [dict(row) for row in drop.requests_detail or ()]

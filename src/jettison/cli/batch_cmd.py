@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jettison.cli.flags import resolve_config, with_config_flags
+from jettison.cli.flags import resolve_config, tell_notes, with_config_flags
 from jettison.cli.help import Group
 from jettison.cli.pasted import PastedCommand
 from jettison.live.machine.address_space import check_address_limit
@@ -44,6 +44,7 @@ def run(
     given again. The engine has the flags of `jettison serve`.
     """
     resolved = resolve_config(model_dir, config, flags)
+    tell_notes(resolved)
     check_address_limit()
     from jettison.live.machine.endings import ended_by_sigterm
     from jettison.server.batches.run_command import run_command

@@ -67,12 +67,14 @@ def bill(
             bills.append(bill_of(run, options))
         except UserError as error:
             raise UserError(f"{run_file}: {error}") from None
-        print_bill(bills[-1], Console())
+    # Files first: a reader of the words may be gone.
     if json_out is not None:
         documents = [bill_document(each) for each in bills]
         write_whole(json_out, json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n")
     if plot_out is not None:
         _draw(bills, plot_out)
+    for each in bills:
+        print_bill(each, Console())
 
 
 def _draw(bills: list[Bill], plot_out: Path) -> None:

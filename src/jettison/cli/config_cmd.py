@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jettison.cli.flags import resolve_config, with_config_flags
+from jettison.cli.flags import resolve_config, tell_notes, with_config_flags
 from jettison.cli.help import Group
 from jettison.cli.pasted import PastedCommand
 from jettison.config import KEYS, SECRET_KEYS, EngineConfig
@@ -35,6 +35,7 @@ def show(
 ) -> None:
     """Print every key, its value and its source (default, file, env or flag). Takes the flags of serve."""
     resolved = resolve_config(model_dir, config, flags, needs_model=False)
+    tell_notes(resolved)
     if as_json:
         typer.echo(json.dumps(_rows(resolved), indent=2))
     else:

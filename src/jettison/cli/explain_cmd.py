@@ -15,6 +15,7 @@ from jettison.errors import JettisonError, UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from jettison.report.incidents import Comparison, Incident
     from jettison.report.results import RunResult
 
 
@@ -70,6 +71,7 @@ def explain(
     """
     from rich.console import Console
 
+    from jettison.live.machine.endings import ended_by_sigterm
     from jettison.report.output import check_writable, write_whole
     from jettison.report.results import read_results
     from jettison.simulate.counterfactual import parse_policies
@@ -81,16 +83,21 @@ def explain(
     _check_flags(asked, no_counterfactual)
     if json_out is not None:
         check_writable(json_out)
-    documents = _explain_all(read_results(run_file), name, asked, run_file, Console())
-    if json_out is not None:
+    console = Console()
+    with ended_by_sigterm():
+        explained = _explain_all(read_results(run_file), name, asked, run_file, console)
+    if json_out is not None:  # first: a reader of the words may be gone
+        documents = [each.document() for each in explained]
         write_whole(json_out, json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n")
+    for each in explained:
+        each.print(asked, console)
 
 
 def _explain_all(
     runs: Sequence[RunResult], name: str | None, asked: Asked, run_file: Path, console: Console
-) -> list[dict[str, Any]]:
+) -> list[Explained]:
     """Each of the runs that are meant, with what was simulated of it."""
-    documents = []
+    explained = []
     num_simulated = 0
     told: dict[str, str] = {}
     for run in _chosen(runs, name, run_file):
@@ -101,8 +108,8 @@ def _explain_all(
             simulated, why_not = _simulated(run, others, asked, run_file, num_simulated, console)
             num_simulated += len(simulated) * run.requests.submitted
             why_not = None if why_not is None else _told_once(run, why_not, told)
-        documents.append(_explain(run, others, simulated, asked, why_not, console))
-    return documents
+        explained.append(_explained(run, others, simulated, asked, why_not))
+    return explained
 
 
 def _told_once(run: RunResult, why_not: str, told: dict[str, str]) -> str:
@@ -134,6 +141,8 @@ def _check_flags(asked: Asked, no_counterfactual: bool) -> None:
     for kind in asked.kinds:
         if kind not in KINDS:
             raise UserError(f"--kind {kind!r}: no such kind (there are: {', '.join(map(repr, KINDS))})")
+    if asked.kinds and asked.why_offline:
+        raise UserError("--kind does not go with --why-offline")
     refusing = "--no-counterfactual" if no_counterfactual else "--why-offline"
     for flag, value in (
         ("--counterfactual", asked.policies), ("--profile", asked.profile), ("--processes", asked.processes),
@@ -178,30 +187,16 @@ def _simulate(
     _warn_of_profile(run, asked.profile)
     with phase(f"simulating what {run.name} met under {', '.join(policies)}", console):
         return counterfactual_runs(
-            run, policies, profile=asked.profile, run_file=run_file, num_processes=asked.processes
+            run, policies, profile=asked.profile, run_file=run_file, num_processes=asked.processes,
+            leaves_out=asked.policies is None,
         )
 
 
-def _explain(
-    run: RunResult, others: dict[str, RunResult], simulated: dict[str, RunResult], asked: Asked, why_not: str | None,
-    console: Console,
-) -> dict[str, Any]:
-    """Print what is to be told of one run, or (``why_offline``) of its offline work alone; the same as a document.
-
-    Whatever was simulated is shown: on the cards, or where there are none, for the whole run. ``why_not``: it was not
-    simulated.
-    """
-    from jettison.report.decisions import decisions_of
-    from jettison.report.explain import (
-        explain_document,
-        print_conditions,
-        print_decisions,
-        print_incident,
-        print_whole_run,
-        print_why_offline,
-    )
+def _explained(
+    run: RunResult, others: dict[str, RunResult], simulated: dict[str, RunResult], asked: Asked, why_not: str | None
+) -> Explained:
+    """Whatever was simulated is told of: on the cards, or where there are none, for the whole run."""
     from jettison.report.incidents import incidents_of, slo_ttft_of, whole_run
-    from jettison.report.terminal import print_line
     from jettison.simulate.counterfactual import told_if_far, untold_of
 
     slo_ttft_s = slo_ttft_of(run, asked.slo_ttft_s)
@@ -209,26 +204,61 @@ def _explain(
     untold = untold_of(run, simulated, warning)
     elsewhere = others | simulated
     incidents = incidents_of(run, slo_ttft_s, elsewhere, untold=untold)
-    console.rule(run.name, align="left")
-    if asked.why_offline:
-        print_why_offline(run, console)
-        return explain_document(run, incidents, slo_ttft_s)
-    for number, incident in enumerate(incidents, 1):
-        print_incident(incident, number, slo_ttft_s, console, warning)
     whole = None
     if simulated and not incidents:
         whole = whole_run(run, slo_ttft_s, elsewhere, untold=untold)
-        print_whole_run(whole, slo_ttft_s, console, warning)
     compared = list(elsewhere.values()) if incidents or whole is not None else []
-    if compared:
-        print_conditions(run, compared, console)
-    if why_not is not None:
-        print_line(f"not simulated under other policies: {why_not}", console, "dim")
-    if decisions := [d for d in decisions_of(run) if not asked.kinds or d.kind in asked.kinds]:
-        print_decisions(decisions, console, folds=not asked.kinds)
-    else:
-        console.print("no such decision" if asked.kinds else "nothing was decided")
-    return explain_document(run, incidents, slo_ttft_s, warning, whole, compared)
+    return Explained(run, incidents, slo_ttft_s, warning, whole, compared, why_not)
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What there is to tell of one run."""
+
+    run: RunResult
+    incidents: list[Incident]
+    slo_ttft_s: float
+    warning: str | None
+    """Of what was simulated."""
+    whole: Comparison | None
+    compared: list[RunResult]
+    why_not: str | None
+    """It was not simulated."""
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        from jettison.report.explain import explain_document
+
+        return explain_document(self.run, self.incidents, self.slo_ttft_s, self.warning, self.whole, self.compared)
+
+    def print(self, asked: Asked, console: Console) -> None:
+        """In words; of offline work alone where that is asked."""
+        from jettison.report.decisions import decisions_of
+        from jettison.report.explain import (
+            print_conditions,
+            print_decisions,
+            print_incident,
+            print_whole_run,
+            print_why_offline,
+        )
+        from jettison.report.terminal import print_line
+
+        console.rule(self.run.name, align="left")
+        if asked.why_offline:
+            print_why_offline(self.run, console)
+            return
+        for number, incident in enumerate(self.incidents, 1):
+            print_incident(incident, number, self.slo_ttft_s, console, self.warning)
+        if self.whole is not None:
+            print_whole_run(self.whole, self.slo_ttft_s, console, self.warning)
+        if self.compared:
+            print_conditions(self.run, self.compared, console)
+        if self.why_not is not None:
+            print_line(f"not simulated under other policies: {self.why_not}", console, "dim")
+        if decisions := [d for d in decisions_of(self.run) if not asked.kinds or d.kind in asked.kinds]:
+            print_decisions(decisions, console, folds=not asked.kinds)
+        else:
+            console.print("no such decision" if asked.kinds else "nothing was decided")
 
 
 def _others(run: RunResult, runs: Sequence[RunResult]) -> dict[str, RunResult]:

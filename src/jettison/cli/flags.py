@@ -132,3 +132,9 @@ def resolve_config(
         needs_model=needs_model, **flags
     )
     return replace(config, notes=(*note_of(notes), *config.notes))
+
+
+def tell_notes(config: EngineConfig) -> None:
+    """On stderr, of a command that keeps no log: what has another effect than was said, or none."""
+    for note in config.notes:
+        typer.echo(note, err=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jettison.cli.flags import resolve_config, with_config_flags
+from jettison.cli.flags import resolve_config, tell_notes, with_config_flags
 from jettison.live.machine.address_space import check_address_limit
 
 
@@ -39,6 +39,7 @@ def profile(
     decide how many threads a worker has, and a profile is valid for that many.
     """
     resolved = resolve_config(model_dir, config, flags)
+    tell_notes(resolved)
     check_address_limit()
     from jettison.live.profile.command import profile_command
 

@@ -55,6 +55,8 @@ def reproduce(
     """Simulate the experiments behind figures of the KunServe, MELL and ConServe papers, beside their numbers."""
     from rich.console import Console
 
+    from jettison.live.machine.endings import ended_by_sigterm
+
     command = _laboratory()
     console = Console()
     if names == ["list"]:
@@ -62,4 +64,5 @@ def reproduce(
         return
     if len(names) > 1 and {"all", "list"} & set(names):
         raise ConfigError("`all` and `list` stand alone")
-    command.reproduce(names, console, json_out=json_out, plots=plots, page=page, processes=processes, keep=keep)
+    with ended_by_sigterm():
+        command.reproduce(names, console, json_out=json_out, plots=plots, page=page, processes=processes, keep=keep)

@@ -66,8 +66,11 @@ def simulate(
 
 @contextmanager
 def naming(spec: Path) -> Iterator[None]:
-    """Errors that the caller can mend say in which file."""
+    """Errors that the caller can mend say in which file. SIGTERM ends the command's processes with it."""
+    from jettison.live.machine.endings import ended_by_sigterm
+
     try:
-        yield
+        with ended_by_sigterm():
+            yield
     except UserError as error:
         raise error if str(spec) in str(error) else UserError(f"{spec}: {error}") from None

@@ -27,8 +27,7 @@ def validate(
     """
     raw = read_spec(spec, assignments, seeds)
     check_address_limit(MORE_PROGRAM_BYTES)
-    from jettison.live.machine.endings import ended_by_sigterm
     from jettison.simulate.validate_command import validate_command
 
-    with naming(spec), ended_by_sigterm():
+    with naming(spec):
         validate_command(raw, str(raw.get("name") or spec.stem), spec.parent, json_out=json_out, calibrates=calibrate)

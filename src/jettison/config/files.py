@@ -12,16 +12,21 @@ import yaml
 
 from jettison.errors import ConfigError
 
+_MERGE = "tag:yaml.org,2002:merge"
+
 
 class _StrictLoader(yaml.SafeLoader):
     """Loads YAML's plain types only. A key given twice is an error, where YAML would take the last one."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [self.construct_object(name, deep=True) for name, _ in node.value]
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # Here, as keys that another mapping brings (`<<: *base`) come in later, and may be given anew.
+        node = super().compose_mapping_node(anchor)
+        plain = (name for name, _ in node.value if isinstance(name, yaml.ScalarNode) and name.tag != _MERGE)
+        names = [self.construct_object(name) for name in plain]
         doubled = sorted({str(name) for name in names if names.count(name) > 1})
         if doubled:
             raise yaml.constructor.ConstructorError(None, None, f"key {doubled[0]!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
+        return node
 
 
 class YamlMapping(dict[Any, Any]):

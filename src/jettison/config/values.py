@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import get_args
 
 Parser = Callable[[object], object]
@@ -30,8 +31,8 @@ def parse_bytes(value: object) -> int:
     if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)):
         number, unit = match.group(1), match.group(2).lower()
         if unit in _UNITS:
-            num_bytes = float(number) * _UNITS[unit] if "." in number else int(number) * _UNITS[unit]
-            if num_bytes == int(num_bytes):
+            num_bytes = Fraction(number) * _UNITS[unit]
+            if num_bytes.denominator == 1:
                 return int(num_bytes)
     raise ValueError(f"needs a size such as 256MiB, 1GiB or a whole number of bytes, not {value!r}")
 

@@ -23,8 +23,8 @@ _CONTEXT = ("t", "kind", "group", "workers")
 
 KINDS = (
     "drop", "no drop", "pack", "packed", "restore", "yield", "rebalance", "migrate", "scale out", "recover",
-    "pause offline", "give up step", "compute again", "stand still", "stop filling", "sleep", "stay awake", "wake",
-    "wake sleepers", "no wake", "preempt", "start instance", "give up start", "release instance",
+    "pause offline", "give up step", "shed rows", "compute again", "stand still", "stop filling", "sleep",
+    "stay awake", "wake", "wake sleepers", "no wake", "preempt", "start instance", "give up start", "release instance",
 )
 """Kinds of decisions. ``stand still``: no rule let offline work go on; the others are actions."""
 

@@ -55,7 +55,8 @@ def _listed(value: Any) -> str:
 
 
 def _fields(fields: Mapping[str, Any]) -> str:
-    return "\n".join(format_field(name, value) for name, value in fields.items()) or "-"
+    """A line each, for ``rich``."""
+    return escape("\n".join(format_field(name, value) for name, value in fields.items())) or "-"
 
 
 def explain_document(
@@ -158,14 +159,14 @@ def print_incident(
             f"[b]Done[/b]     no drop: {escape('; '.join(reasons_of(incident.declined)))}",
         ]
     else:
-        lines += [f"[b]Trigger[/b]  {_inline(trigger.inputs)}", f"[b]Done[/b]     {escape(_inline(trigger.outcome))}"]
+        lines += [f"[b]Trigger[/b]  {_inline(trigger.inputs)}", f"[b]Done[/b]     {_inline(trigger.outcome)}"]
     if incident.most_waiting is None:
         lines.append("[b]Requests[/b] not in the file one by one")
     else:
         lines += _request_lines(incident, incident.most_waiting, slo_ttft_s)
     for other in incident.counterfactuals:
         lines.append(
-            f"[b]Compare[/b]  {other.policy}: TTFT P50 {format_value(other.p50_ttft_s, 's')}, P99 "
+            f"[b]Compare[/b]  {escape(other.policy)}: TTFT P50 {format_value(other.p50_ttft_s, 's')}, P99 "
             f"{format_value(other.p99_ttft_s, 's')}; {other.num_over_slo} over{_saved(incident, other.policy)}"
         )
     if warning is not None:
@@ -248,7 +249,7 @@ def print_why_offline(run: RunResult, console: Console) -> None:
         until = "the end" if each.end_s is None else f"{each.end_s:.3f}"
         group = "no group" if each.group is None else f"group {each.group}"
         what = group if each.request is None else f"{group}\nrequest {escape(each.request)}"
-        table.add_row(f"{each.begin_s:.3f}", until, what, each.reason, escape(_fields(each.inputs)))
+        table.add_row(f"{each.begin_s:.3f}", until, what, each.reason, _fields(each.inputs))
     print_whole(table, console)
     if len(stood) > MAX_ROWS:
         console.print(f"{len(stood) - MAX_ROWS} more are in the JSON", style="dim")
@@ -290,4 +291,5 @@ def _saved(found: Comparison, policy: str) -> str:
 
 
 def _inline(fields: Mapping[str, Any]) -> str:
-    return "; ".join(format_field(name, value) for name, value in fields.items()) or "not in the log"
+    """In one line, for ``rich``."""
+    return escape("; ".join(format_field(name, value) for name, value in fields.items())) or "not in the log"

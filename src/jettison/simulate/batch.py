@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from multiprocessing.sharedctypes import SynchronizedArray
@@ -18,6 +18,7 @@ from jettison.config import usable_cores
 from jettison.errors import JettisonError
 from jettison.report.results import RunResult
 from jettison.simulate.cases import Case, run_case
+from jettison.simulate.pool import RunPool
 
 POLL_S = 0.25
 """How often progress of other processes is looked at."""
@@ -48,16 +49,15 @@ def run_cases(
 
     ``on_progress`` is called several times a second, whatever the cases do meanwhile.
 
-    Raises what a case raises, and JettisonError where a process dies.
+    Raises what a case raises, and JettisonError where a process dies. No process is left then.
     """
     number = min(len(cases), num_processes or usable_cores())
     if number <= 1:
         return _run_here(cases, on_progress)
-    context = multiprocessing.get_context("spawn")  # a fork would copy threads' locks
-    told = context.Array("d", _NUM_FIELDS * len(cases), lock=False)
+    told = multiprocessing.get_context("spawn").Array("d", _NUM_FIELDS * len(cases), lock=False)
     results: dict[int, RunResult] = {}
     waiting: dict[Future[RunResult], int] = {}
-    with ProcessPoolExecutor(number, context, _remember, (told,)) as pool:
+    with RunPool(number, _remember, told) as pool:
         try:
             for index, case in enumerate(cases):
                 waiting[pool.submit(_run, index, case)] = index
@@ -70,7 +70,7 @@ def run_cases(
         except BrokenProcessPool:
             raise killed({future: cases[index].name for future, index in waiting.items()}, number) from None
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.kill()  # the other results would be thrown away
             raise
     return [results[index] for index in range(len(cases))]
 

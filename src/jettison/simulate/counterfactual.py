@@ -63,14 +63,15 @@ def told_if_long(run: RunResult, num_policies: int, num_before: int = 0) -> str 
 
 def counterfactual_runs(
     run: RunResult, policies: Sequence[str], *, profile: Path | None = None, run_file: Path = Path("RUN"),
-    num_processes: int | None = None,
+    num_processes: int | None = None, leaves_out: bool = False,
 ) -> dict[str, RunResult]:
     """Simulated runs of the same arrivals and lengths under each policy, by names that mark them as simulated.
 
     A live run is simulated under its own policy as well, so that the reader sees the error of the simulation.
     ``profile``: the profile of a live run's machine, where its server had none; the names mark a profile of another
-    machine (``told_of_profile``). ``run_file``: the name of the run's file in messages. Raises UserError where the run
-    lacks its requests or its spec, or its machine has not been measured.
+    machine (``told_of_profile``). ``run_file``: the name of the run's file in messages. ``leaves_out``: policies that
+    the run's settings do not go with are left out, unless that leaves none. Raises UserError where the run lacks its
+    requests or its spec, or its machine has not been measured; ConfigError for policies that its settings forbid.
     """
     if profile is None and is_live(run):
         _check_profiled(run, policies, run_file)
@@ -81,10 +82,18 @@ def counterfactual_runs(
     for policy in asked:
         name = f"{policy}{OWN}{with_what})" if policy == own else f"{policy} (simulated{with_what})"
         cases.append(Case(name, _spec(run, policy, profile), variant=policy, seed=seed))
+    possible, refused = list[Case](), list[ConfigError]()
     for case in cases:
         spec = parse_spec(case.raw, run.name)
-        cluster_setup(resolve_machine(spec.cluster, spec.settings), spec, spec.variants[0], seed)
-    return {result.name: result for result in run_cases(cases, num_processes=num_processes)}
+        try:
+            cluster_setup(resolve_machine(spec.cluster, spec.settings), spec, spec.variants[0], seed)
+        except ConfigError as error:
+            refused.append(error)
+        else:
+            possible.append(case)
+    if refused and not (leaves_out and possible):
+        raise refused[0]
+    return {result.name: result for result in run_cases(possible, num_processes=num_processes)}
 
 
 def untold_of(run: RunResult, simulated: Mapping[str, RunResult], warning: str | None) -> frozenset[str]:
@@ -183,7 +192,10 @@ def _spec(run: RunResult, policy: str, profile: Path | None) -> dict[str, Any]:
         limit = said.get("max_num_queued_reqs", SchedulerConfig().max_num_queued_reqs)
         return {
             "cluster": cluster, "workload": workload, "variants": [variant], "seeds": [_seed(run)],
-            "settings": {"max_num_queued_reqs": "none" if limit is None else limit},
+            "settings": {
+                "max_num_queued_reqs": "none" if limit is None else limit,
+                "min_instances": "auto", "max_instances": "auto",  # how long processes take to start is not told
+            },
         }
     if profile is not None:
         raise UserError(f"--profile: the run {run.name!r} was simulated, its spec says with what")
@@ -227,6 +239,8 @@ def _told_if_partial(run: RunResult) -> str | None:
     num_lost = num_offline - len(_offline_of_load(run))
     if num_lost > 0 and is_live(run):
         return f"{num_lost:,} requests of a batch were sent beside the run, and none of it is simulated"
+    if is_live(run) and run.log("instance_asked", "instance_released"):
+        return "instances were started or given up meanwhile, and the simulated ones are those of its begin"
     return None
 
 

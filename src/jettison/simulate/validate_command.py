@@ -14,6 +14,7 @@ from rich.table import Table
 
 from jettison.errors import ConfigError
 from jettison.live.engine.assembly import assemble
+from jettison.live.profile.command import check_beside_model
 from jettison.live.profile.measure import run_profile
 from jettison.profiles import AUTO, default_path, read_profile, save_profile
 from jettison.report.failures import check_answered, print_failures
@@ -69,6 +70,10 @@ def check_both_sides(spec: ExperimentSpec) -> None:
         "timing": spec.timing != Timing(),
         "run.until_s": run.until_s is not None,
         "run.observe_interval_s": run.observe_interval_s != RunSpec().observe_interval_s,
+        "settings.max_instances": any(
+            settings.get("max_instances") not in (None, "auto")
+            for settings in (spec.settings, *(variant.settings for variant in spec.variants))
+        ),
     }
     for place, is_given in one_sided.items():
         if is_given:
@@ -107,6 +112,8 @@ def ensure_profiled(spec: ExperimentSpec, base_dir: Path, console: Console, *, a
     assembly = assemble(config)
     path = default_path(Path(assembly.worker_specs[0].model_dir), assembly.fingerprint)
     if again or not path.exists():
+        check_beside_model(path.parent, "make one elsewhere (`jettison profile --out FILE`), and name it: "
+                           "cluster.profile: FILE")
         with phase("profiling, about a minute", console) as status:
             result = run_profile(config, progress=lambda share, text: status.update(f"profile: {text}"))
         save_profile(path, result.stored)

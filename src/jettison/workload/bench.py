@@ -132,7 +132,9 @@ def _conditions(options: BenchOptions) -> Conditions:
 def _pool(options: BenchOptions) -> OfflinePool | None:
     """The batch beside the load. Raises ConfigError."""
     if options.offline_lengths is None:
-        if options.offline_unfinished is not None or options.offline_requests is not None:
+        told = (options.offline_unfinished, options.offline_requests, options.offline_max_input,
+                options.offline_max_output)  # fmt: skip
+        if any(value is not None for value in told):
             raise ConfigError("a batch beside the load needs lengths: --offline-lengths NAME")
         return None
     lengths = published_lengths(options.offline_lengths)

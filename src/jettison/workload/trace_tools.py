@@ -55,10 +55,10 @@ def show_info(source: Source, *, json_out: Path | None, console: Console) -> Non
     """Print rates, burstiness and lengths of a trace; ``json_out`` gets the same figures."""
     load = source.read()
     info = describe(load)
-    print_cautions(cautions_of(load), console)
-    print_info(info, console)
     if json_out is not None:
         write_whole(json_out, json.dumps(info.as_dict(), indent=1) + "\n")
+    print_cautions(cautions_of(load), console)
+    print_info(info, console)
 
 
 def save(workload: Workload, out: Path, console: Console) -> None:

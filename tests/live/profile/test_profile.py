@@ -26,7 +26,7 @@ from jettison.errors import ConfigError, ModelError
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.profile import measure, serving_probe
-from jettison.live.profile.command import document, panels, tables
+from jettison.live.profile.command import document, panels, profile_command, tables
 from jettison.live.profile.link_probe import measure_link
 from jettison.live.profile.measure import ATTENTION_FREE, FULL_MODEL, NO_PREFIX, ProfileResult, run_profile
 from jettison.live.profile.serving_probe import measure_serving
@@ -183,7 +183,7 @@ def test_a_damaged_profile_is_an_error_only_where_it_was_named(result, tmp_path,
 
 
 def test_a_place_that_cannot_be_written_is_named(result, tmp_path) -> None:
-    with pytest.raises(ConfigError, match="--out"):
+    with pytest.raises(ConfigError, match="cannot write the profile"):
         save_profile(tmp_path / "absent" / "p.json", result.stored)
 
 
@@ -199,6 +199,16 @@ def test_the_fingerprint_follows_the_models_sizes(model_dir, tmp_path) -> None:
 def test_the_core_gets_no_profile_unless_one_is_given(model_dir) -> None:
     assembly = assemble(config_of(model_dir))
     assert assembly.build_core({0: 8}, b"secret").params.profile is None
+
+
+def test_where_no_profile_could_be_kept_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("a minute is lost")
+
+    monkeypatch.setattr("jettison.live.profile.command.run_profile", measured)
+    config = EngineConfig.resolve(model="/proc/self")  # a folder that takes no file, of root's neither
+    with pytest.raises(ConfigError, match=r"cannot be written: .*; name another place with --out"):
+        profile_command(config, out=None, json_out=None, html_out=None, quick=True, seed=0)
 
 
 def test_a_link_has_a_speed() -> None:

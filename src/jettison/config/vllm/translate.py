@@ -145,9 +145,9 @@ def _settle_said(each: _Said, options: Mapping[str, bool], walk: _Walk, found: T
         case Keep():
             found.line += _kept(each)
         case Set("model", value, _):
-            if walk.places:
+            if len(walk.places) > walk.num_places:
                 found.refusals.add("the model is named twice", each.written)
-            walk.places.insert(0, str(value))
+            walk.places.append(str(value))
         case Set(key, value, note):
             ours = f"--{key.replace('_', '-')}"
             if ours in walk.own and ours != flag:
@@ -184,7 +184,8 @@ class _Walk:
         self._at = 0
         self._options = options
         named = any(word == "--model" or word.startswith("--model=") for word in words)
-        self._num_places = num_places - named
+        self.num_places = num_places - named
+        """Of arguments that are no options, beside a model that a flag names."""
         self._found = found
         self._said: list[_Said] = []
         self.places: list[str] = []
@@ -237,7 +238,7 @@ class _Walk:
             self._said.append(_Said(rule, fact, name if is_on else f"--no-{known.removeprefix('--')}", [value]))
         else:
             values = [text] if has_text else [self._next()] if self._has_value() else []
-            while fact.kind == "values" and not has_text and values and len(self.places) >= self._num_places:
+            while fact.kind == "values" and not has_text and values and len(self.places) >= self.num_places:
                 if not self._has_value():
                     break
                 values.append(self._next())
@@ -278,7 +279,7 @@ class _Walk:
             hint = did_you_mean(name, (*self._options, *known_flags()))
             reason = f"no such option, here or in vLLM {version()}{hint}"
         self._found.refusals.add(reason, name)
-        if text is None and self._has_value() and len(self.places) >= self._num_places:
+        if text is None and self._has_value() and len(self.places) >= self.num_places:
             self._next()
 
     def _part(self, rule: Rule, fact: Fact, name: str, part: str, text: str | None) -> None:

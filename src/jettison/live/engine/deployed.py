@@ -13,13 +13,17 @@ from jettison.profiles import AUTO, NONE, read_profile
 
 logger = logging.getLogger(__name__)
 
+_DECIDING = frozenset({
+    "", "model", "devices", "memory", "scheduler", "overload", "offline", "packing", "faults", "sleep", "scale",
+})
+"""Sections whose keys a deployment tells: those of the server and of hosts have addresses, paths and secrets, and
+decide nothing that is simulated."""
 LEFT_OUT = frozenset({
     "model", "revision", "download_dir", "tokenizer", "tokenizer_revision", "served_model_name",
     "generation_config", "override_generation_config", "instances", "memory", "profile", "num_threads",
     "api_servers", "log_level", "device", "cards", "gpu_memory_utilization", "page_size",
 })
-"""Keys that a deployment says in another way, or that do not decide what it does; the server's and those of hosts
-are left out as well."""
+"""Keys of these that a deployment says in another way, or that do not decide what it does."""
 
 
 def describe(config: EngineConfig, *, kv_tokens: int | None = None) -> Deployment:
@@ -57,7 +61,7 @@ def settings_of(config: EngineConfig) -> dict[str, object]:
         name: list(value) if isinstance(value, tuple) else value
         for name, value in config.flat().items()
         if config.provenance.get(name, "default") != "default"
-        and name not in LEFT_OUT and KEYS[name].section not in ("server", "hosts")
+        and name not in LEFT_OUT and KEYS[name].section in _DECIDING
     }
 
 

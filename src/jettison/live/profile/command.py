@@ -19,6 +19,7 @@ from jettison.config import EngineConfig
 from jettison.cost.boundaries import measured_tokens
 from jettison.cost.fit import relative_errors
 from jettison.cost.shapes import ShapeKind
+from jettison.errors import ConfigError
 from jettison.live.profile.measure import PREPARING, ProfileResult, run_profile
 from jettison.profiles import default_path, save_profile
 from jettison.report.cost_report import draw_predictions, render_cost_page
@@ -40,6 +41,8 @@ def profile_command(
     for given in (out, json_out, html_out):
         if given is not None:
             check_writable(given)
+    if out is None:
+        check_beside_model(Path(config.model.model), "name another place with --out")
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with progress_bar(*columns, console=console) as bar:
         task = bar.add_task("loading the model", total=1.0)
@@ -51,9 +54,15 @@ def profile_command(
 
         result = run_profile(config, quick=quick, seed=seed, progress=note)
     path = out or default_path(Path(config.model.model), result.stored.fingerprint)
+    # Files first: a reader of the words may be gone.
     save_profile(path, result.stored)
     figure = draw_predictions(panels(result))
     path.with_suffix(".svg").write_bytes(to_svg(figure))
+    if json_out is not None:
+        write_whole(json_out, json.dumps(document(result), indent=1) + "\n")
+    if html_out is not None:
+        title = f"Cost profile of {config.model.served_model_name}"
+        write_whole(html_out, render_cost_page(title, tables(result), figure))
     for caption, rows in tables(result).items():
         print_whole(_table(caption, rows), console)
     console.print(
@@ -67,12 +76,17 @@ def profile_command(
             "with that: something else kept the machine busy; profile again when it is quiet[/yellow]",
             soft_wrap=True, highlight=False,
         )  # fmt: skip
-    if json_out is not None:
-        write_whole(json_out, json.dumps(document(result), indent=1) + "\n")
-    if html_out is not None:
-        title = f"Cost profile of {config.model.served_model_name}"
-        write_whole(html_out, render_cost_page(title, tables(result), figure))
     return 0
+
+
+def check_beside_model(model_dir: Path, hint: str) -> None:
+    """Raise ConfigError, before a minute of measuring, where no profile can be kept in the model's folder; ``hint``:
+    what to do then. Makes neither."""
+    if model_dir.is_dir():
+        try:
+            check_writable(model_dir / "jettison-profile.json")
+        except ConfigError as error:
+            raise ConfigError(f"{error}; {hint}") from None
 
 
 def tables(result: ProfileResult) -> dict[str, Rows]:
