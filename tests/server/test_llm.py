@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -11,8 +12,10 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import jettison
@@ -168,6 +171,39 @@ def test_without_a_named_parser_a_grammar_binds_from_the_first_token(llm):
     template = "{{ messages[0].content }}<think>"
     (output,) = llm.chat([{"role": "user", "content": "Hi"}], params, use_tqdm=False, chat_template=template)
     assert output.outputs[0].text == "aaaaaaaaa"
+
+
+def test_calls_are_text_so_no_channel_stands_before_what_a_grammar_binds(model_dir):
+    """Nor has its end anything of it where the collector finds it on its own thread."""
+    params = SamplingParams(max_tokens=12, temperature=0, structured_outputs={"regex": "a{9}"})
+    llm = LLM(model_dir, **SMALL, chat_template="{{ messages[0].content }}{# <|channel|> #}")
+    (output,) = llm.chat([{"role": "user", "content": "Hi"}], params, use_tqdm=False)
+    assert output.outputs[0].text == "aaaaaaaaa"
+    loop, llm.own = llm._loop, llm  # a cycle
+    del llm
+
+    async def collect():
+        gc.collect()
+
+    loop.run(collect())
+    loop._thread.join(PATIENCE_S)
+    assert not loop._thread.is_alive()
+
+
+def test_no_length_is_the_longest_whatever_the_maker_says_and_no_longer_than_the_operator_does(llm, monkeypatch):
+    longest = SamplingParams(max_tokens=None, min_tokens=32, temperature=0, ignore_eos=True)
+    state, messages = llm._served.state, [{"role": "user", "content": "Hi"}]
+
+    def lengths(**defaults):
+        told = msgspec.structs.replace(state.settings.sampling_defaults, **defaults)
+        monkeypatch.setattr(state, "settings", replace(state.settings, sampling_defaults=told))
+        outputs = [*quietly(llm, "a" * 900, longest), *llm.chat(messages, longest, use_tqdm=False)]
+        return [(len(output.prompt_token_ids), len(output.outputs[0].token_ids)) for output in outputs]
+
+    assert [sum(each) for each in lengths(max_tokens=3)] == [1000, 1000]
+    assert [answer for _, answer in lengths(max_tokens=40, max_tokens_bound=40)] == [40, 40]
+    cut = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True, truncate_prompt_tokens=-1)
+    assert len(quietly(llm, "a" * 2000, cut)[0].prompt_token_ids) == 999
 
 
 def test_the_makers_sampling_holds_where_none_is_given(llm):

@@ -9,7 +9,7 @@ from batches_util import documents, jsonl, line
 from fake_engine import FakeEngine
 from test_batches_sdk import begin, text_of, until
 
-from jettison.server import endpoint
+from jettison.server import completions, endpoint
 from jettison.server.doors import responses, wire
 
 SHORT, LONG = 2, 150
@@ -48,6 +48,23 @@ async def test_a_prompt_counts_too(serve, on_loop):
         await served.completion(prompt="x" * LONG, max_tokens=1, prompt_logprobs=20)
         await served.completion(prompt="x" * LONG, max_tokens=1, logprobs=20, echo=True)
     assert on_loop == [False, False]
+
+
+async def test_a_prompt_that_a_stream_echoes(serve, monkeypatch):
+    done, encode = [], completions.encode
+
+    def noted(value):
+        if isinstance(value, dict) and "top_logprobs" in value:
+            done.append(threading.current_thread() is threading.main_thread())
+        return encode(value)
+
+    monkeypatch.setattr(completions, "encode", noted)
+    async with serve(FakeEngine()) as served:
+        for num_tokens in (SHORT, LONG):
+            told = {"prompt": "x" * num_tokens, "max_tokens": 2, "logprobs": 20, "echo": True, "stream": True}
+            answer = await served.post("/v1/completions", {"model": "fake"} | told)
+            assert answer.status_code == 200 and answer.text.count("top_logprobs") == 2
+    assert done == [True, True, False, True]
 
 
 async def test_lines_of_batches(serve, on_loop, batch_settings):

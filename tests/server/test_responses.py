@@ -13,6 +13,7 @@ from fake_engine import FakeEngine, bytes_of
 from served import EOS, eventually
 from test_tools import OSLO, TWO, WEATHER, says, template
 
+from jettison.server.doors import responses
 from jettison.server.doors.response_input import MAX_ITEMS
 from jettison.server.doors.response_store import ResponseStore, StoredResponse
 
@@ -198,6 +199,39 @@ async def test_a_conversation_goes_on_from_a_call_that_was_cut(thought, serve, t
         assert f"assistant:get_weather {told};tool:Broken.;user:Go on.;assistant:" in prompt()
         kept = (await client.responses.retrieve(cut.id)).output
         assert kept[-1].arguments == call.arguments
+
+
+@pytest.mark.parametrize(("tool", "name", "argument"), [
+    (FLAT[0], "get_weather", "city"), (EDIT, "edit", "input"),
+], ids=["function", "custom"])  # fmt: skip
+async def test_a_call_that_was_cut_is_told_so_in_its_own_events(tool, name, argument, serve, tokenizer_of):
+    said = hermes([("get_weather", {"city": "Oslo"})]) if name != "edit" else ""
+    said += hermes([(name, {argument: "x" * 600})])
+    async with serve(says(said), tokenizer=tokenizer_of(template("qwen3"))) as served:
+        events = await events_of(served, input="W?", tools=[tool], max_output_tokens=len(said) - 100)
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    last = events[-1]["response"]
+    assert done == last["output"] and last["status"] == "incomplete"
+    assert [item["status"] for item in done] == ["completed", "incomplete"][-len(done) :]
+
+
+async def test_a_response_that_is_too_large_to_be_kept_says_so(serve, monkeypatch):
+    monkeypatch.setattr(responses, "MAX_RESPONSE_BYTES", 5000)
+    async with serve(says("Yes.")) as served:
+        for text, is_kept in (("hi", True), ("x" * 4500, False), ("x" * 6000, False)):
+            told = (await served.post(PATH, {"model": "fake", "input": text})).json()
+            found = await served.http.get(f"{served.url}{PATH}/{told['id']}")
+            assert (told["store"], found.status_code) == (is_kept, 200 if is_kept else 404)
+
+
+async def test_a_call_of_the_clients_own_that_is_broken_is_named_by_its_item(serve, tokenizer_of):
+    call = {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": '{"a":'}
+    async with serve(says("Yes."), tokenizer=tokenizer_of(STRICT)) as served:
+        answer = await served.post(PATH, {
+            "model": "fake", "instructions": "Be kind.", "input": [{"role": "user", "content": "W?"}, call]})
+        error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "input[1].arguments")
+    assert "input[1].arguments" in error["message"] and "tool_calls" not in error["message"]
 
 
 async def test_a_cut_call_of_a_custom_tool_is_left_out_too(serve, tokenizer_of):

@@ -569,6 +569,28 @@ async def test_a_form_of_answers_leaves_room_for_thoughts_and_calls(family, serv
     assert seen == {(False, "stop"), (True, "stop"), (True, "tool_calls")}
 
 
+async def test_without_a_parser_a_form_of_answers_leaves_no_room_for_calls(serve, tokenizer_of):
+    asked = {"type": "json_schema", "json_schema": {"name": "g", "schema": {"type": "array"}}}
+    for family in ("qwen3", "mistral_v7", "harmony"):
+        said = '[{"name": "get_weather", "arguments": {"city": "Oslo"}}]'
+        templates = template(family) if family != "harmony" else PLAIN + "<|channel|>"
+        engine = says(said if family != "harmony" else f"<|channel|>final<|message|>{said}")
+        async with serve(engine, tokenizer=tokenizer_of(templates, tool_call_parser="none")) as served:
+            message, end, _, _ = await both_ways(served, tools=[WEATHER], response_format=asked)
+            assert (message["content"], end) == (said, "stop") and "tool_calls" not in message
+            assert "get_weather" not in engine.accepted[-1].params.grammar.text
+
+
+async def test_a_form_of_calls_of_the_clients_own_is_the_models(serve, tokenizer_of):
+    tag = {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["[TOOL_CALLS]"], "tags": [{
+        "type": "tag", "begin": "[TOOL_CALLS]", "content": {"type": "any_text"}, "end": "]"}]}}
+    engine = says(FORMS["mistral"][0]([OSLO]))
+    async with serve(engine, tokenizer=tokenizer_of(template("mistral_v7"))) as served:
+        message, end, _, _ = await both_ways(served, tools=[WEATHER], response_format=tag)
+    assert called(message) == [OSLO] and end == "tool_calls"
+    assert '\\"arguments' not in engine.accepted[-1].params.grammar.text
+
+
 def merges_the_mark(folder):
     """Write a tokenizer to which ``</think>`` is text, in pieces that hold what is around it too, as OLMo 3's does."""
     told = json.loads((folder / "tokenizer.json").read_text())

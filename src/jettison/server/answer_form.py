@@ -75,18 +75,18 @@ class AnswerForms:
         return "already" if kind.is_open else "maybe"
 
     def form(
-        self, plan: ToolPlan, speech: Speech, *, is_constrained: bool = False, tells_thoughts: bool = True,
+        self, plan: ToolPlan, speech: Speech, *, has_written_calls: bool = False, tells_thoughts: bool = True,
         is_streamed: bool = True,
     ) -> Form | None:
-        """How the answers of a request are read; None: they are content as they are. ``is_constrained``: calls have the
-        form that ``forced_calls`` writes."""
+        """How the answers of a request are read; None: they are content as they are. ``has_written_calls``: calls have
+        the form that ``forced_calls`` writes."""
         calls = self.calls if plan.mode != "none" else None
         has_thoughts = self.thinking is not None
         is_harmony = speech.is_harmony and (has_thoughts or plan.mode != "none")
         is_forced = plan.mode in ("required", "named")  # a grammar has written the call, so it is one whatever is told
         tools = plan.callable_tools if self.calls is not None or is_forced else ()
         make_calls: Callable[[], Parser] | None = (
-            (lambda: HarmonyParser(tools)) if is_harmony else self._calls(plan, is_constrained=is_constrained))
+            (lambda: HarmonyParser(tools)) if is_harmony else self._calls(plan, has_written_calls=has_written_calls))
         if make_calls is not None and not is_streamed:
             make_calls = _not_flowing(make_calls)
         if not (has_thoughts or make_calls):
@@ -108,12 +108,12 @@ class AnswerForms:
         calls = self.calls.marks if self.calls is not None and plan.mode != "none" else ()
         return (*calls, *(self.thinking.marks if self.thinking is not None else ()))
 
-    def _calls(self, plan: ToolPlan, *, is_constrained: bool) -> Callable[[], Parser] | None:
+    def _calls(self, plan: ToolPlan, *, has_written_calls: bool) -> Callable[[], Parser] | None:
         """The parser of what is behind the thoughts; None: it is content."""
         tools, name, kind = plan.callable_tools, plan.name, self.calls
         if plan.mode == "named" and name is not None:
             return lambda: ArgumentsParser(name)
-        if plan.mode != "none" and is_constrained and not reads_its_own(kind):
+        if has_written_calls and not reads_its_own(kind):
             return lambda: JsonParser(tools)
         if plan.mode == "none" or kind is None:
             return None

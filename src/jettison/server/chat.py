@@ -11,7 +11,7 @@ from jettison.server.chat_parts import ChoiceParts
 from jettison.server.choice import Delta
 from jettison.server.endpoint import Answer, GenerationEndpoint, WireAnswer, finish_json
 from jettison.server.fields import ChatFields, parse_fields
-from jettison.server.forced_calls import constraint_of
+from jettison.server.forced_calls import constraint_of, writes_calls
 from jettison.server.generation import Generation, Job
 from jettison.server.json_out import encode
 from jettison.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
@@ -207,8 +207,8 @@ class ChatEndpoint(GenerationEndpoint):
             lambda keyword: self.state.warnings.note_ignored(
                 f"tools.parameters.{keyword}", "grammars cannot follow it, and the tool is not strict"))
         form = forms.form(
-            calling, speech, is_constrained=constraint is not None, tells_thoughts=tells_thoughts,
-            is_streamed=plan.stream,
+            calling, speech, has_written_calls=writes_calls(calling, speech, plan.constraint),
+            tells_thoughts=tells_thoughts, is_streamed=plan.stream,
         ) if self.tells_parts_apart else None  # fmt: skip
         return replace(plan, constraint=constraint, text=replace(plan.text, form=form))
 

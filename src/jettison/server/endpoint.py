@@ -5,6 +5,7 @@ An ``Answer`` encodes the answer; ``chat`` and ``completions`` each have one.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -22,7 +23,7 @@ from jettison.server.compiling import RECEIVE, TENANT
 from jettison.server.errors import ApiError, as_api_error, bad_request, refusal_code
 from jettison.server.fields import parse_json
 from jettison.server.gate import REQUEST_LABEL
-from jettison.server.generation import CUT_OFF, Generation, Job
+from jettison.server.generation import CUT_OFF, Generation, Job, num_prompt_values
 from jettison.server.json_out import encode
 from jettison.server.limits import Arrival
 from jettison.server.prompts import ITEM_CHARS, Prompt, off_loop
@@ -343,8 +344,16 @@ class GenerationEndpoint(ABC):
         stream = EventStream(send, write_now, answer.keep_alive)
 
         def write(job: Job, event: TokenEvent, delta: Delta) -> Awaitable[None] | None:
+            if event.prompt_logprobs is not None and num_prompt_values(job) > MOST_VALUES_ON_LOOP:
+                return write_prompt(job, event, delta)
             chunk = answer.chunk(job, event, delta, generation)
             return stream.write(chunk) if chunk else None
+
+        async def write_prompt(job: Job, event: TokenEvent, delta: Delta) -> None:
+            """A long one's log-probabilities, which come with its first event, are made in a thread."""
+            chunk = await asyncio.to_thread(answer.chunk, job, event, delta, generation)
+            if chunk and (written := stream.write(chunk)) is not None:
+                await written
 
         await stream.start()
         self.state.keeper.add(stream)

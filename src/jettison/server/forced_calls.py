@@ -8,8 +8,9 @@ them: the form of the model where that is JSON between marks, else a JSON list; 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from jettison.server.json_schemas import loosened
@@ -21,9 +22,12 @@ Thinks = Literal["no", "maybe", "already"]
 """Whether an answer begins with thoughts: it cannot, it may begin them itself, or the prompt has."""
 Format = dict[str, Any]
 """Of a structural tag."""
+Tool = dict[str, Any]
 
 _OWN = ("hermes", "llama3_json", HARMONY)
 """Forms of calls that are written as the model writes them."""
+_JOINED = ("json", "regex", "choice")
+"""What a client asks for that a call may stand in place of."""
 _SPACE: Format = {"type": "regex", "pattern": r"[ \n]{0,4}"}
 """Behind thoughts."""
 _NEXT = "<|end|><|start|>assistant"
@@ -48,6 +52,14 @@ def reads_its_own(kind: CallKind | None) -> bool:
     return kind is not None and kind.name in _OWN
 
 
+def writes_calls(plan: ToolPlan, speech: Speech, said: Constraint | None) -> bool:
+    """Whether calls of the answer have the form that is written here: where a call is forced, and beside what the
+    client asks for, unless that is a form of calls, or a grammar, of its own, or the operator has no calls read."""
+    if plan.mode in ("required", "named"):
+        return True
+    return plan.mode != "none" and speech.calls is not None and said is not None and said.kind in _JOINED
+
+
 def constraint_of(
     plan: ToolPlan, speech: Speech, said: Constraint | None, note: Callable[[str], None]
 ) -> Constraint | None:
@@ -56,12 +68,17 @@ def constraint_of(
     is_forced = plan.mode in ("required", "named")
     if said is None and not is_forced:
         return None
+    may_call = writes_calls(plan, speech, said)
     wanted = None if said is None or is_forced else _format_of(said)
     end = speech.thinking.end if speech.thinking is not None and speech.thinks == "already" else ""
-    if said is not None and not is_forced and (wanted is None or _is_plain(plan, speech)):
+    if said is not None and not is_forced and (wanted is None or (not may_call and _is_plain(speech))):
         return replace(said, begins_after=end)  # a grammar of the client's is not put into another
     plan = replace(plan, tools=tuple(_followable(tool, note) for tool in plan.tools))
-    body = _in_channels(plan, wanted) if speech.is_harmony else _body(plan, speech.calls, wanted)
+    callable_tools = plan.callable_tools if may_call else ()
+    if speech.is_harmony:
+        body = _in_channels(callable_tools, wanted)
+    else:
+        body = _body(plan, callable_tools, speech.calls, wanted)
     if speech.thinking is not None and not speech.is_harmony:
         if end:
             body = _sequence(_SPACE, body)
@@ -72,9 +89,9 @@ def constraint_of(
     return Constraint("structural_tag", _dump({"format": body}), param, space, end)
 
 
-def _is_plain(plan: ToolPlan, speech: Speech) -> bool:
-    """Whether an answer is nothing but what the client asks for."""
-    return plan.mode == "none" and not speech.is_harmony and (speech.thinking is None or speech.thinks == "no")
+def _is_plain(speech: Speech) -> bool:
+    """Whether an answer without calls is nothing but content."""
+    return not speech.is_harmony and (speech.thinking is None or speech.thinks == "no")
 
 
 def _format_of(said: Constraint) -> Format | None:
@@ -94,46 +111,48 @@ def _format_of(said: Constraint) -> Format | None:
     return told.get("format") if isinstance(told, dict) and isinstance(told.get("format"), dict) else None
 
 
-def _body(plan: ToolPlan, calls: CallKind | None, wanted: Format | None) -> Format:
+def _body(plan: ToolPlan, tools: Sequence[Tool], calls: CallKind | None, wanted: Format | None) -> Format:
     """What is behind the thoughts."""
     if plan.mode == "named":
-        return _arguments(plan.callable_tools[0])
-    forms = [_any_of(plan, calls)] if plan.mode != "none" else []
+        return _arguments(tools[0])
+    forms = [_any_of(tools, calls, is_parallel=plan.is_parallel)] if tools else []
     return _either(*forms, *([] if wanted is None else [wanted]))
 
 
-def _any_of(plan: ToolPlan, calls: CallKind | None) -> Format:
+def _any_of(tools: Sequence[Tool], calls: CallKind | None, *, is_parallel: bool) -> Format:
+    """One call, or several where they may be."""
+    several = partial(_several, tools, is_parallel)
     name = calls.name if calls is not None else ""
     if name == "hermes":
-        return _several(plan, '<tool_call>\n{"name": %s, "arguments": ', "}\n</tool_call>", "\n")
+        return several('<tool_call>\n{"name": %s, "arguments": ', "}\n</tool_call>", "\n")
     if name == "llama3_json":
-        return _several(plan, '{"name": %s, "parameters": ', "}", "; ")
-    return _sequence(_const("["), _several(plan, '{"name": %s, "arguments": ', "}", ", "), _const("]"))
+        return several('{"name": %s, "parameters": ', "}", "; ")
+    return _sequence(_const("["), several('{"name": %s, "arguments": ', "}", ", "), _const("]"))
 
 
-def _several(plan: ToolPlan, begin: str, end: str, separator: str) -> Format:
-    """One call or more. ``begin`` has a place for the name."""
+def _several(tools: Sequence[Tool], is_parallel: bool, begin: str, end: str, separator: str) -> Format:
+    """``begin`` has a place for the name."""
     tags = [
         _tag(begin % json.dumps(tool["function"]["name"], ensure_ascii=False), _arguments(tool), end)
-        for tool in plan.callable_tools]
+        for tool in tools]
     return {
         "type": "tags_with_separator", "tags": tags, "separator": separator, "at_least_one": True,
-        "stop_after_first": not plan.is_parallel}
+        "stop_after_first": not is_parallel}
 
 
-def _in_channels(plan: ToolPlan, wanted: Format | None) -> Format:
+def _in_channels(tools: Sequence[Tool], wanted: Format | None) -> Format:
     """Messages of thoughts or to the user, then the call, or what the client asks for."""
     before = [
         _tag(f"<|channel|>{channel}<|message|>", {"type": "any_text"}, _NEXT) for channel in ("analysis", "commentary")]
     last = [
         _tag(f"<|channel|>commentary to=functions.{tool['function']['name']} <|constrain|>json<|message|>",
-             _arguments(tool), "") for tool in plan.callable_tools]
+             _arguments(tool), "") for tool in tools]
     if wanted is not None:
         last.append(_sequence(_const("<|channel|>final<|message|>"), wanted))
     return _sequence({"type": "tags_with_separator", "tags": before, "separator": ""}, _either(*last))
 
 
-def _followable(tool: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+def _followable(tool: Tool, note: Callable[[str], None]) -> Tool:
     """The tool with a schema that can be followed. One without ``strict`` is a description, as OpenAI reads it."""
     function = tool["function"]
     if function.get("strict") is True:
@@ -144,7 +163,7 @@ def _followable(tool: dict[str, Any], note: Callable[[str], None]) -> dict[str, 
     return tool | {"function": function | {"parameters": schema}}
 
 
-def _arguments(tool: dict[str, Any]) -> Format:
+def _arguments(tool: Tool) -> Format:
     """A tool's arguments: an object, also where the schema does not say so."""
     schema = tool["function"]["parameters"]
     return {"type": "json_schema", "json_schema": schema if "type" in schema or "$ref" in schema else {

@@ -105,11 +105,8 @@ class Generation:
     @property
     def num_told_values(self) -> int:
         """Tokens and log-probabilities in an answer in one piece, about."""
-        params = self.jobs[0].request.params
-        num_values = self.num_output_tokens * _values_each(params.logprobs)
-        if params.prompt_logprobs is not None:
-            num_values += sum(len(job.prompt.token_ids) for job in self.jobs) * _values_each(params.prompt_logprobs)
-        return num_values
+        each = _values_each(self.jobs[0].request.params.logprobs)
+        return self.num_output_tokens * each + sum(map(num_prompt_values, self.jobs))
 
     @property
     def num_unread_values(self) -> int:
@@ -345,6 +342,12 @@ class Generation:
             num_beside=self.num_beside, is_timed=timings is not None, num_choices=len(self.jobs),
             trace_parent=self.trace_parent,
         )
+
+
+def num_prompt_values(job: Job) -> int:
+    """Tokens and log-probabilities of its prompt that an answer tells, about."""
+    each = job.request.params.prompt_logprobs
+    return 0 if each is None else len(job.prompt.token_ids) * _values_each(each)
 
 
 def _values_each(num_logprobs: int | None) -> int:

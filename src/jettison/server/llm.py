@@ -173,13 +173,20 @@ def _config(model: str, flags: Mapping[str, Any]) -> EngineConfig:
 
 def _templates(told: TemplateConfig) -> TemplateConfig:
     """The templates are the caller's own. A parser of thoughts that was named says where a grammar begins: behind them.
-    One that the template shows does not, as in vLLM: the answer is the text that the grammar binds, and no other."""
+    One that the template shows does not, as in vLLM: the answer is the text that the grammar binds, and no other. Calls
+    are text."""
     parser = "none" if told.reasoning_parser == "auto" else told.reasoning_parser
-    return replace(told, trust_requests=True, reasoning_parser=parser)
+    return replace(told, trust_requests=True, reasoning_parser=parser, tool_call_parser="none")
 
 
 def _fields(params: SamplingParams | None, *, is_chat: bool) -> dict[str, Any]:
-    return {"max_tokens": 16} if params is None else params.fields(is_chat=is_chat)
+    if params is None:
+        return {"max_tokens": 16}
+    fields = params.fields(is_chat=is_chat)
+    if params.max_tokens is None:
+        least = params.min_tokens  # not checked yet
+        fields["max_tokens"] = least if isinstance(least, int) and least > 1 else 1  # ``_Served._prepare`` lifts it
+    return fields
 
 
 def _refuse_adapters(wanted: object) -> None:
@@ -223,6 +230,9 @@ class _Loop:
 
     def close(self) -> None:
         """End what runs on the loop, then the loop."""
+        if threading.current_thread() is self._thread:  # the collector ran here, and the loop cannot wait for itself
+            threading.Thread(target=self.close, name="jettison-llm-end").start()
+            return
         with contextlib.suppress(Exception):  # at the interpreter's end much is gone already; workers end by themselves
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CLOSE_WITHIN_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -308,9 +318,11 @@ class _Served:
     ) -> tuple[GenerationPlan, list[Prompt]]:
         try:
             plan, prompts, _ = await endpoint.prepare(body)
-            if params is not None and params.max_tokens is None and not plan.wants_default_length:
-                longest = replace(plan.params, max_tokens=self.engine.info.max_model_len)
-                plan = replace(plan, wants_default_length=True, params=longest)
+            if params is not None and params.max_tokens is None:
+                longest = self.state.settings.sampling_defaults.bounded(self.engine.info.max_model_len)
+                plan = replace(
+                    plan, wants_default_length=True, length_field="min_tokens",
+                    params=replace(plan.params, max_tokens=longest))
             endpoint.generation(plan, prompts, time.monotonic_ns(), "")  # whether it fits
         except ApiError as error:
             raise RequestError(f"prompt {at}: {error.message}", error.param, error.code) from None

@@ -19,8 +19,9 @@ from jettison.server.generation import Generation, Job
 from jettison.server.sampling import GenerationPlan
 
 Document = dict[str, Any]
-Keep = Callable[[Document], Callable[[], None]]
-"""Encodes the finished response, in any thread, to be kept; what it returns keeps it, and belongs to the event loop."""
+Keep = Callable[[Document], Callable[[], None] | None]
+"""Encodes the finished response, in any thread, to be kept; what it returns keeps it, and belongs to the event loop.
+None: it is too large to be kept."""
 
 _EVENTS = {
     "text": "response.output_text", "thought": "response.reasoning_text", "call": "response.function_call_arguments"}
@@ -46,7 +47,7 @@ class ResponseAnswer(WireAnswer):
         self._blocks = Blocks(plan.text.form, "call_")
         self._num_events = 0
         self._is_cut = False
-        """Whether the answer was cut in its last block; while it grows, blocks that close are whole."""
+        """Whether the answer was cut in its last block."""
         self._head: Document = {
             "id": self.id, "object": "response", "created_at": int(time.time()), "model": model}
 
@@ -83,6 +84,7 @@ class ResponseAnswer(WireAnswer):
 
     def chunk(self, job: Job, event: TokenEvent, delta: Delta, generation: Generation) -> bytes:
         """See ``WireAnswer``."""
+        self._is_cut = delta.finish_reason == "length"
         return b"".join(map(self._events, self._blocks.feed(delta)))
 
     def closing(self, generation: Generation) -> bytes:
@@ -110,6 +112,7 @@ class ResponseAnswer(WireAnswer):
             response["completed_at"] = int(time.time())
         if self._keep is not None:
             self._put = self._keep(response)
+            response["store"] = self._put is not None
         return response
 
     def _response(self, status: str, items: list[Document]) -> Document:
@@ -172,7 +175,8 @@ class ResponseAnswer(WireAnswer):
                 "response.content_part.done", **at, part=_part(block))
         if step.kind == "more":
             return done
-        item = self._item(block, "incomplete" if self._is_cut else "completed")
+        is_cut = self._is_cut and block is self._blocks.blocks[-1]
+        item = self._item(block, "incomplete" if is_cut else "completed")
         return done + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _opened(self, block: Block, at: Document) -> bytes:

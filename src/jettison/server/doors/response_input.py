@@ -11,14 +11,14 @@ from typing import Any
 from jettison.server.conversation import bad_arguments
 from jettison.server.doors.response_tables import SAMPLED, ResponseFields
 from jettison.server.doors.response_tools import Names, chat_call, chat_choice, chat_tools
-from jettison.server.doors.wire import checked_object, checked_text, kind_of, unsupported, wrong_type
+from jettison.server.doors.wire import checked_object, checked_text, kind_of, renamed, unsupported, wrong_type
 from jettison.server.errors import ApiError, bad_request
 from jettison.server.json_out import encode
 
 Chat = dict[str, Any]
 Item = dict[str, Any]
 
-RENAMED = {
+_RENAMED = {
     "max_completion_tokens": "max_output_tokens", "response_format.json_schema": "text.format",
     "response_format": "text.format", "reasoning_effort": "reasoning.effort", "].function": "]",
     "tool_choice.function": "tool_choice", "messages": "input",
@@ -83,6 +83,16 @@ def _is_broken(item: Item) -> bool:
     if item.get("type") == "custom_tool_call":
         return item.get("status") == "incomplete"
     return item.get("type") == "function_call" and bad_arguments([{"tool_calls": [chat_call(item, "")]}]) is not None
+
+
+def in_items(error: ApiError, sent: list[Item]) -> ApiError:
+    """An error of the chat that a request became, in the request's own words. ``sent``: its items."""
+    path = error.param or ""
+    if path.endswith(".function.arguments"):  # the place of a message, of which a chat has others than there are items
+        for at, item in enumerate(sent):
+            if item.get("type") == "function_call" and _is_broken(item):
+                return renamed(error, {path: f"input[{at}].arguments"})
+    return renamed(error, _RENAMED)
 
 
 def chat_of(

@@ -13,10 +13,10 @@ from starlette.routing import Route
 
 from jettison.server.chat import ChatEndpoint
 from jettison.server.doors.response_answer import Keep, ResponseAnswer
-from jettison.server.doors.response_input import MAX_ITEMS, RENAMED, chat_of, items_of, mended, refers
+from jettison.server.doors.response_input import MAX_ITEMS, chat_of, in_items, items_of, mended, refers
 from jettison.server.doors.response_store import MAX_RESPONSE_BYTES, StoredResponse, response_id_of
 from jettison.server.doors.response_tables import RESPONSES, ResponseFields
-from jettison.server.doors.wire import checked_text, raw, renamed, wrong_type
+from jettison.server.doors.wire import checked_text, raw, wrong_type
 from jettison.server.endpoint import WireAnswer
 from jettison.server.errors import ApiError, bad_request
 from jettison.server.fields import parse_fields, refusal
@@ -28,7 +28,7 @@ from jettison.server.state import ServerState
 
 Items = list[dict[str, Any]]
 MAX_PAGE = 100
-_NOT_KEPT = "it is another key's, deleted, or kept no more"
+_NOT_KEPT = "it is another key's, deleted, kept no more, or was too large to be kept (its store is false then)"
 
 
 class ResponsesEndpoint(ChatEndpoint):
@@ -55,13 +55,14 @@ class ResponsesEndpoint(ChatEndpoint):
         try:
             plan, prompts, _ = await self.prepare(chat)
         except ApiError as error:
-            raise renamed(error, RENAMED) from error
+            raise in_items(error, sent) from error
         if plan.num_samples > 1:
             raise refusal(RESPONSES, "n")
         if plan.length_field is not None:
             plan = replace(plan, length_field="max_output_tokens")
         keep = None if fields.store is False else self._keep(tenant, bytes(raw(before + items, "input")))
-        return plan, prompts, ResponseAnswer(plan, model, _asked(fields, plan), names, keep)
+        asked = _asked(fields, plan) | {"store": keep is not None}
+        return plan, prompts, ResponseAnswer(plan, model, asked, names, keep)
 
     async def _before(self, tenant: str, response_id: str | None) -> Items:
         """The items of the responses before this one, and what they said."""
@@ -115,8 +116,10 @@ class ResponsesEndpoint(ChatEndpoint):
         if len(items) > MAX_RESPONSE_BYTES:
             return None
 
-        def keep(response: dict[str, Any]) -> Callable[[], None]:
+        def keep(response: dict[str, Any]) -> Callable[[], None] | None:
             kept = StoredResponse(encode(response), items, encode(response["output"]))
+            if kept.num_bytes > MAX_RESPONSE_BYTES:
+                return None
             return lambda: self.store.put(tenant, response["id"], kept)
 
         return keep
@@ -213,7 +216,6 @@ def _asked(fields: ResponseFields, plan: GenerationPlan) -> dict[str, Any]:
         "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
         "safety_identifier": fields.safety_identifier,
         "service_tier": plan.service_tier or "default",
-        "store": fields.store is not False,
         "temperature": plan.params.temperature,
         "text": {"format": raw(form, "text.format")},
         "tool_choice": "auto" if fields.tool_choice is None else raw(fields.tool_choice, "tool_choice"),
