@@ -22,6 +22,7 @@ from jettison.device.model.hf_config import parse_config
 from jettison.device.model.jsonfile import JsonObject
 from jettison.device.step import StepInput
 from jettison.errors import BudgetError, JettisonError, WorkerLostError
+from jettison.live.engine import crew
 from jettison.live.engine.crew import Crew
 from jettison.live.engine.spawn_far import FarSpawner
 from jettison.live.engine.spawn_local import LocalSpawner
@@ -34,7 +35,7 @@ from jettison.live.wire.worker_config import WorkerSpec
 from jettison.transport.authority import Applicant
 from jettison.transport.handshake import Identity
 from jettison.transport.tls import name_of
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 CHILD = (sys.executable, str(Path(__file__).parent.parent / "worker" / "worker_child.py"))
 MODEL = parse_config(JsonObject(Path("config.json"), {
@@ -197,6 +198,9 @@ async def test_workers_start_once_and_are_told_apart(stage):
         assert [ready.worker_id for ready in now.ready] == [0, 1, 2] == list(now.crew.pids)
         assert {w: now.handle(w).pid for w in range(3)} == now.crew.pids
         assert [now.crew.life(w) for w in range(3)] == [0, 0, 0]
+        if stage is not PretendingStage:  # also where Ray has begun them
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in now.crew.pids.values()} == {own}
         await now.answer(2, 7)
         assert [worker for worker, _ in now.told] == [2]
         with pytest.raises(JettisonError, match="started before"):
@@ -445,3 +449,30 @@ async def test_the_place_of_a_retired_worker_is_given_back_once_it_has_ended():
         await now.answer(0, 1)
         forgotten = [c for c in now.handle(0).commands if isinstance(c, m.ForgetPeer)]
         assert [(c.worker_id, c.life) for c in forgotten] == [(1, 1)]
+
+
+async def test_a_start_that_takes_too_long_is_one_that_failed_and_may_be_tried_again(monkeypatch):
+    async with PretendingStage(2) as now:
+        now.die(0)
+        await now.until(lambda: now.exits)
+        now.spawner.scripts[0] = "silent"
+        with monkeypatch.context() as patch:
+            patch.setattr(crew, "RESTART_TIMEOUT_S", 0.02)
+            with pytest.raises(WorkerLostError, match="was not ready in"):
+                await now.crew.restart(0)
+        assert now.handle(0).ended.done() and list(now.crew.pids) == [1]
+        now.spawner.scripts[0] = "ready"
+        assert (await now.crew.restart(0)).worker_id == 0
+        await now.answer(0, 1)
+
+
+async def test_one_that_ends_while_others_still_start_ends_the_start():
+    now = PretendingStage(2, "1:slow", start_timeout_s=10 * PATIENCE_S)
+    starts = asyncio.create_task(now.crew.start())
+    lives = now.crew._lives
+    await until(lambda: 0 in lives and lives[0].started.done())
+    now.die(0)
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(WorkerLostError, match="worker 0 ended with code -9 before all were ready"):
+            await starts
+    assert now.exits == [] and now.is_closed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from host_engines import engine_of
 from jettison.core import ports
 from jettison.core.load.distances import known_links
 from jettison.device.model.create import create_model
+from jettison.errors import WorkerLostError
 from jettison.live.engine import link_classes
 from jettison.live.engine.link_classes import LinkMeter, rounds
 from jettison.live.engine.spawn_local import LocalSpawner
@@ -42,9 +44,16 @@ class Probed:
     def __init__(self, rates: dict[tuple[int, int], float | None]) -> None:
         self.rates = rates
         self.seen: list[ports.SendKV] = []
+        self.called_off: list[int] = []
+        self.ends_cancelled = True
         self.meter = LinkMeter(self.send)
 
     def send(self, worker: int, command: object) -> None:
+        if isinstance(command, ports.CancelTransfer):
+            self.called_off.append(command.transfer_id)
+            if self.ends_cancelled:
+                self.meter.on_event(ports.TransferEnded(command.transfer_id, False, 0, 0))
+            return
         assert isinstance(command, ports.SendKV) and command.src == worker
         self.seen.append(command)
         rate = self.rates[command.src, command.dst]
@@ -97,6 +106,27 @@ async def test_a_second_probe_without_an_answer_leaves_the_first_one_s_rate(monk
     stages = [StagePlan(worker, LayerRange(0, 4)) for worker in range(2)]
     found = await probed.meter.measure({0: 0, 1: 1}, stages, dict.fromkeys(range(2), 16))
     assert found == pytest.approx({(0, 1): 1e6, (1, 0): 1e6}, rel=1e-3)
+
+
+async def test_a_probe_that_takes_too_long_is_called_off_and_its_end_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would write into blocks that requests have by then."""
+    monkeypatch.setattr(link_classes, "PATIENCE_S", 0.02)
+    probed = Probed({(0, 1): None, (1, 0): 1e6})
+    probed.ends_cancelled = False
+    stages = [StagePlan(worker, LayerRange(0, 4)) for worker in range(2)]
+    measured = asyncio.create_task(probed.meter.measure({0: 0, 1: 1}, stages, dict.fromkeys(range(2), 16)))
+    await until(lambda: probed.called_off)
+    assert probed.called_off == [probed.seen[0].transfer_id] and not measured.done()
+    probed.meter.on_event(ports.LinkLost(0, 1, 0))
+    await asyncio.sleep(0)
+    assert not measured.done(), "what is on the way to the other end may still arrive"
+    probed.meter.on_event(ports.LinkLost(1, 0, 0))
+    assert await measured == pytest.approx({(1, 0): 1e6}, rel=1e-3)
+    monkeypatch.setattr(link_classes, "END_PATIENCE_S", 0.02)
+    again = Probed({(0, 1): None, (1, 0): 1e6})
+    again.ends_cancelled = False
+    with pytest.raises(WorkerLostError, match="from worker 0 to worker 1"):
+        await again.meter.measure({0: 0, 1: 1}, stages, dict.fromkeys(range(2), 16))
 
 
 async def test_workers_without_a_layer_in_common_are_left_out() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import psutil
 import pytest
 
+from jettison.live.host import keeper_actor
 from jettison.live.host.keeper_actor import KeeperActor
 from jettison.live.host.placer import KeeperActor as WhatTheDriverSends
 from jettison.live.machine.identity import machine_name
@@ -33,6 +37,38 @@ def test_it_starts_a_keeper_that_asks_for_a_certificate_and_sees_its_end():
     actor._process.stdin.close()  # it is given up
     actor.run()
     actor._process.stdout.close()
+
+
+def test_a_keeper_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_actor, "_KEEPER_COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
+    with pytest.raises(OSError, match=r"could not be started \(code 3\)"):
+        KeeperActor().start(b"{}")
+
+
+def test_no_keeper_is_killed_first_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What begins it is, as Ray's processes are."""
+    begun = (f"import os; open('/proc/self/oom_score_adj', 'w').write('500'); "
+             f"os.execv({sys.executable!r}, {list(keeper_actor._KEEPER_COMMAND)!r})")
+    monkeypatch.setattr(keeper_actor, "_KEEPER_COMMAND", (sys.executable, "-c", begun))
+    authority, actor = Authority(), KeeperActor()
+    post = KeeperPost(
+        number=0, life=0, address="tcp:127.0.0.1:1", token_hex="00", lease_s=2.0,
+        authority_pem=authority.certificate.decode(),
+    )  # fmt: skip
+    actor.start(msgspec.json.encode(post))
+    writes = os.stat(actor._process.stdout.fileno()).st_ino
+    (keeper,) = [process for process in psutil.process_iter() if process.pid != os.getpid() and _has(process, writes)]
+    assert Path(f"/proc/{keeper.pid}/oom_score_adj").read_text().strip() == "0"
+    actor._process.stdin.close()
+    actor.run()
+    actor._process.stdout.close()
+
+
+def _has(process: psutil.Process, pipe: int) -> bool:
+    try:
+        return any(os.stat(each).st_ino == pipe for each in Path(f"/proc/{process.pid}/fd").iterdir())
+    except OSError:
+        return False
 
 
 def place_told_by(node_id: str, monkeypatch: pytest.MonkeyPatch) -> Place:

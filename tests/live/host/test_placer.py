@@ -232,7 +232,13 @@ async def test_a_worker_that_waits_for_room_is_told_of_unless_it_has_been_given_
     actor = SimpleNamespace(
         start=SimpleNamespace(remote=lambda post: answer(b"00")), ip=SimpleNamespace(remote=lambda: answer("10.0.0.3"))
     )
-    ray.remote = lambda kind: SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda: actor))
+    asked: list[dict[str, Any]] = []
+
+    def options(**told: Any) -> SimpleNamespace:
+        asked.append(told)
+        return SimpleNamespace(remote=lambda: actor)
+
+    ray.remote = lambda kind: SimpleNamespace(options=options)
     heard, said = os.pipe()
     driver = RayDriver(said)
     group = Group(None, driver._actors.clear if is_given_up else lambda: None)
@@ -244,3 +250,4 @@ async def test_a_worker_that_waits_for_room_is_told_of_unless_it_has_been_given_
         assert told == [p.Over(1, 0, "LookupError: it was given up meanwhile")]
     else:
         assert told == [p.Waits(WAITED_FOR, 1), p.Requested(1, 0, "00", "10.0.0.3")]
+        assert asked[0]["runtime_env"]["env_vars"] == {"RAY_worker_niceness": "0"}, "it gives way to nothing there"

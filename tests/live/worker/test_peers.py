@@ -70,6 +70,18 @@ def test_a_turn_is_one_piece_or_without_coordination_all_the_link_takes(coordina
     assert end.received().count((FrameKind.KV_PIECE, 7)) == num_pieces
 
 
+def test_without_coordination_the_end_of_a_peer_ends_the_turn():
+    class Closing(FakeDevice):
+        def kv_gather(self, *arguments, **options):
+            end.ours.close()
+            super().kv_gather(*arguments, **options)
+
+    end = OneEnd(coordinate=False, device=Closing())
+    end.peers.start_transfer(ports.SendKV(7, 0, 1, LayerRange(0, 4), (1, 2, 3), (4, 5, 6)))
+    assert end.peers.run_bulk()
+    assert end.peers.run_bulk() and any(isinstance(event, ports.LinkLost) for event in end.events)
+
+
 class NothingQueues(InProcessLink):
     queues_bulk = False
 
@@ -254,6 +266,15 @@ def test_a_link_is_opened_when_it_is_first_used_and_what_is_meant_for_it_waits(o
         assert end.arrived() == []
         end.door.dialled[0][1].open()
     assert end.arrived() == sorted(2 * WHAT_WAS_ASKED) and end.lost == [] and end.events == []
+
+
+def test_what_is_called_off_before_its_link_is_open_has_ended():
+    end = Dialler()
+    end.ask()
+    end.peers.cancel_transfer(7)
+    assert end.events == [ports.TransferEnded(7, False, 0, 0)]
+    end.door.dialled[0][1].open()
+    assert end.arrived() == [FrameKind.ACTIVATION] and len(end.events) == 1
 
 
 def test_a_peer_s_own_connection_takes_the_place_of_the_one_that_is_opening():

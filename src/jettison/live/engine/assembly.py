@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -285,7 +286,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
     layers = _layers_of_workers(config.most_instances, shape, static_pipeline=ladder.static_pipeline)
     spec = WorkerSpec(
         worker_id=0,
-        model_dir=str(model_dir),
+        model_dir=_path_for(config, str(model_dir)),
         model=model,
         dtype=dtype,
         memory_bytes=memory.memory_bytes,
@@ -296,7 +297,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
         back_end=back_end,
         kernels=kernels,
         load_format=str(config.model.load_format),
-        tokenizer_dir=config.model.tokenizer,
+        tokenizer_dir=config.model.tokenizer and _path_for(config, config.model.tokenizer),
         num_threads=config.threads_of_a_worker,
         piece_bytes=config.overload.exchange_piece_bytes or PIECE_BYTES[config.devices.kind],
         coordinate=config.overload.coordinate_links,
@@ -410,6 +411,11 @@ def _position_room(
         block_size=block_size,
         context=model.max_model_len,
     )
+
+
+def _path_for(config: EngineConfig, path: str) -> str:
+    """The path for workers: of those that Ray places, none has this process's working directory."""
+    return path if config.hosts.launcher == "local" else os.path.abspath(path)
 
 
 def _check_step_size(limits: SchedulerLimits, num_positions: int) -> None:

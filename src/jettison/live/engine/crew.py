@@ -101,6 +101,8 @@ class Crew:
         """The present one of each worker."""
         self._old: list[Life] = []
         """Lives that were replaced and may not have ended yet."""
+        self._has_begun = False
+        """``start`` is over."""
         self._closing = False
         self._listening: asyncio.Task[None] | None = None
 
@@ -144,6 +146,8 @@ class Crew:
                     self._spawn(worker, self._first_life, is_empty=False)
                 ready = list(await asyncio.gather(*(life.started for life in self._lives.values())))
                 await asyncio.gather(*(life.handle.located() for life in self._lives.values()))
+            ready = self._those_up(ready, may_lack=bool(kept))
+            self._has_begun = True
             for worker, life in self._lives.items():
                 self._introduce(worker, [peer for peer in self._lives if peer != worker])
                 life.is_known = True
@@ -159,6 +163,15 @@ class Crew:
         except BaseException:
             await self.close(0.0)
             raise
+
+    def _those_up(self, ready: Sequence[m.WorkerReady], *, may_lack: bool) -> list[m.WorkerReady]:
+        """What the workers say that have not ended since. Where others may be enough (``may_lack``), the rest are
+        forgotten; else raises WorkerLostError, as where none is left."""
+        for worker in [w for w, life in self._lives.items() if not life.is_up]:
+            if not may_lack or len(self._lives) == 1:
+                raise WorkerLostError(f"worker {worker} ended as soon as it was ready{shortage_hint()}")
+            self._old.append(self._lives.pop(worker))
+        return [event for event in ready if event.worker_id in self._lives]
 
     async def _listen(self) -> None:
         """Raises OSError, UserError."""
@@ -192,7 +205,7 @@ class Crew:
         lives = dict(self._lives)
         if lives:
             await asyncio.wait([life.started for life in lives.values()], timeout=TAKE_OVER_S)
-        kept = [w for w, life in lives.items() if _has_weights(life.started)]
+        kept = [w for w, life in lives.items() if life.is_up and life.has_weights]
         late = {worker: life for worker, life in lives.items() if worker not in kept}
         for worker, life in late.items():
             log.error("worker %d does not answer the controller of epoch %d and is ended", worker, heritage.epoch)
@@ -232,7 +245,7 @@ class Crew:
             self._old.append(before)
         try:
             async with asyncio.timeout(RESTART_TIMEOUT_S):
-                ready = await life.started
+                ready = await asyncio.shield(life.started)  # which tells of its end in any case
                 await life.handle.located()
             if not life.is_up:
                 raise WorkerLostError(f"worker {worker} ended as soon as it was ready")
@@ -245,7 +258,7 @@ class Crew:
         except TimeoutError:
             raise WorkerLostError(f"worker {worker} was not ready in {RESTART_TIMEOUT_S:.0f} s") from None
         finally:
-            if not life.started.done() or life.started.exception() is not None:
+            if not life.is_known:
                 life.reported = True
                 self._server.hang_up(worker)
                 life.handle.kill()
@@ -283,7 +296,7 @@ class Crew:
         if self.kill_hung:
             life.handle.kill()
         if life.started.done():
-            self._on_exit(worker, -signal.SIGKILL)
+            self._tell_exit(worker, life, -signal.SIGKILL)
         else:
             life.started.set_exception(
                 WorkerLostError(f"worker {worker} was given up while it was starting: {why}")
@@ -447,7 +460,18 @@ class Crew:
                 f"worker {worker} ended with code {returncode} while it was starting{shortage_hint()}"
             ))
         elif not self._closing:
+            self._tell_exit(worker, life, returncode)
+
+    def _tell_exit(self, worker: WorkerId, life: Life, returncode: int) -> None:
+        """Of one that was ready. While others still start it ends their start; one that was there before this
+        controller is only missing then."""
+        if self._has_begun:
             self._on_exit(worker, returncode)
+        elif not life.is_orphan:
+            for other in self._lives.values():
+                if not other.started.done():
+                    other.started.set_exception(WorkerLostError(
+                        f"worker {worker} ended with code {returncode} before all were ready{shortage_hint()}"))
 
     async def _listen_to_hearts(self) -> None:
         """Declare workers lost that are silent or stuck. The crew's own absences are no worker's fault."""
@@ -464,11 +488,6 @@ class Crew:
                 why = life.handle.why_hung(now_s, away_s if away_s > pause_s else 0.0, self._patience)
                 if why is not None:
                     self.declare_lost(worker, why)
-
-
-def _has_weights(started: asyncio.Future[m.WorkerReady]) -> bool:
-    """Whether a worker has answered, and knows what is served: the controller may have died before it said so."""
-    return started.done() and started.exception() is None and started.result().weights is not None
 
 
 def _start_error(event: m.WorkerStartFailed) -> JettisonError:

@@ -38,3 +38,9 @@ class Life:
     def is_up(self) -> bool:
         """It counts as a live worker, or as one that starts."""
         return not self.handle.ended.done() and not self.reported
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it has answered, and knows what is served: the controller may have died before it said so."""
+        is_there = self.started.done() and self.started.exception() is None
+        return is_there and self.started.result().weights is not None

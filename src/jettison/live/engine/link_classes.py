@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from jettison.core import ports
 from jettison.errors import WorkerLostError
@@ -28,6 +29,8 @@ MAX_BLOCKS = 4096
 """Of a probe: their ids go in one message."""
 PATIENCE_S = 10.0
 """For one probe of a pair; without an answer, the pair is as any whose network is not known."""
+END_PATIENCE_S = 60.0
+"""For the end of a probe that was called off."""
 _FIRST_TRANSFER_ID = 1 << 60
 """Far above any id that the core gives."""
 
@@ -40,7 +43,9 @@ class LinkMeter:
     def __init__(self, send: Callable[[WorkerId, m.Command], None]) -> None:
         self._send = send
         self._next_id = _FIRST_TRANSFER_ID
-        self._waiting: dict[int, asyncio.Future[ports.TransferEnded]] = {}
+        self._waiting: dict[int, _Probe] = {}
+        self._parted: set[tuple[WorkerId, WorkerId]] = set()
+        """Which workers have told that their link to which peer is lost: when both ends have, what is on it is over."""
 
     async def measure(
         self, machine_of: Mapping[WorkerId, MachineId], stages: Sequence[StagePlan], capacity: Mapping[WorkerId, int]
@@ -65,10 +70,8 @@ class LinkMeter:
         before: float | None = None
         while True:
             blocks = tuple(block % most for block in range(num_blocks))
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    ended = await self._probe(src.worker_id, dst.worker_id, layers, blocks)
-            except TimeoutError:
+            ended = await self._probe(src.worker_id, dst.worker_id, layers, blocks)
+            if ended is None:
                 if before is None:
                     log.warning("the network from worker %d to worker %d is not measured", src.worker_id, dst.worker_id)
                 return before
@@ -85,26 +88,54 @@ class LinkMeter:
 
     async def _probe(
         self, src: WorkerId, dst: WorkerId, layers: LayerRange, blocks: tuple[int, ...]
-    ) -> ports.TransferEnded:
+    ) -> ports.TransferEnded | None:
+        """A probe's end; None: it took too long, and was called off. It has an end in any case: one that went on would
+        write into blocks that requests have by then."""
         transfer_id = self._next_id
         self._next_id += 1
-        future = self._waiting[transfer_id] = asyncio.get_running_loop().create_future()
+        probe = self._waiting[transfer_id] = _Probe(src, dst, asyncio.get_running_loop().create_future())
         self._send(src, ports.SendKV(transfer_id, src, dst, layers, blocks, blocks, is_settled=True))
         try:
-            return await future
+            await asyncio.wait([probe.ended], timeout=PATIENCE_S)
+            if probe.ended.done():
+                return probe.ended.result()
+            self._send(src, ports.CancelTransfer(src, transfer_id))
+            await asyncio.wait([probe.ended], timeout=END_PATIENCE_S)
+            if not probe.ended.done():
+                raise WorkerLostError(
+                    f"the network from worker {src} to worker {dst} holds what was sent there for a minute and longer")
+            probe.ended.result()  # raises where a worker is gone
+            return None
         finally:
             del self._waiting[transfer_id]
 
     def on_event(self, event: m.Event) -> None:
         """A worker's answer."""
-        if isinstance(event, ports.TransferEnded) and (future := self._waiting.get(event.transfer_id)) is not None:
-            future.set_result(event)
+        if isinstance(event, ports.TransferEnded) and (probe := self._waiting.get(event.transfer_id)) is not None:
+            probe.end(event)
+        elif isinstance(event, ports.LinkLost):
+            self._parted.add((event.worker_id, event.peer))
+            for transfer_id, probe in self._waiting.items():
+                if {(probe.src, probe.dst), (probe.dst, probe.src)} <= self._parted:
+                    probe.end(ports.TransferEnded(transfer_id, False, 0, 0))
 
     def fail(self, reason: str) -> None:
         """A worker is gone."""
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(WorkerLostError(reason))
+        for probe in self._waiting.values():
+            if not probe.ended.done():
+                probe.ended.set_exception(WorkerLostError(reason))
+
+
+class _Probe(NamedTuple):
+    """One under way."""
+
+    src: WorkerId
+    dst: WorkerId
+    ended: asyncio.Future[ports.TransferEnded]
+
+    def end(self, event: ports.TransferEnded) -> None:
+        if not self.ended.done():
+            self.ended.set_result(event)
 
 
 def rounds(machines: Sequence[MachineId]) -> Iterator[list[Pair]]:

@@ -114,6 +114,7 @@ class WarmUp:
             self._meter.on_event(event)
         elif isinstance(event, ports.LinkLost):
             self.links_lost.append(event)
+            self._meter.on_event(event)
         elif isinstance(event, ports.StepFailed):
             self.fail(f"worker {worker_id} could not run a first step: {event.message}")
 

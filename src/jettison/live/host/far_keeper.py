@@ -18,7 +18,9 @@ import logging
 import os
 import ssl
 import sys
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -197,6 +199,12 @@ def _detach() -> None:
     os.setsid()
 
 
+def _be_no_first_victim() -> None:
+    """Where memory runs out the system kills what Ray has begun before anything else, and would kill instances."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("0")
+
+
 def _only_alive(stdout: int) -> int:
     """Keep a descriptor of standard output that no worker has, and have workers write elsewhere."""
     kept = os.dup(stdout)
@@ -234,4 +242,5 @@ def main(said: BinaryIO, stdout: int) -> int:
 if __name__ == "__main__":
     if "--detach" in sys.argv[1:]:
         _detach()
+    _be_no_first_victim()
     sys.exit(main(sys.stdin.buffer, sys.stdout.fileno()))

@@ -25,7 +25,8 @@ class KeeperActor:
         """Returns the signing request in hex. Raises OSError."""
         env = {name: value for name, value in worker_environment(1).items() if not name.startswith("RAY_")}
         self._process = subprocess.Popen(_KEEPER_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
-        self._process.wait()  # the keeper is a grandchild of its own
+        if code := self._process.wait():  # the keeper is a grandchild of its own
+            raise OSError(f"the keeper could not be started (code {code}): Ray's worker-*.err on its host says why")
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(post + b"\n")
         self._process.stdin.flush()

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import re
@@ -30,13 +29,16 @@ import msgspec
 from jettison.live.host.keeper_actor import KeeperActor
 from jettison.live.host.ray_room import WAITS_S, RayRoom, why_no_room
 from jettison.live.host.room_warden import why_away as _why_away
+from jettison.live.machine.endings import die_with
 from jettison.live.wire import placing as p
 
 OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes is 75 MiB."""
+_ENVIRONMENT = {"env_vars": {"RAY_worker_niceness": "0"}}
+"""Of the process that begins a keeper: Ray would make it, and with it all instances there, give way to any other
+process of their host."""
 _BEAT_S = 2.0
 """Between two looks at the head: what asks for the server's health hears soon, at the price of one connection."""
-_PR_SET_PDEATHSIG = 1
 _TERMINAL_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 """Ray colours what it says of an error."""
 
@@ -192,7 +194,7 @@ class RayDriver:
             actor = ray.remote(KeeperActor).options(
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
                 num_cpus=room.num_cpus, num_gpus=room.num_gpus, memory=room.memory_bytes or None,
-                max_restarts=0, max_task_retries=0,
+                max_restarts=0, max_task_retries=0, runtime_env=_ENVIRONMENT,
             ).remote()  # fmt: skip
             self._actors[number] = life, actor
             request = await actor.start.remote(msgspec.json.encode(command.post))
@@ -272,7 +274,7 @@ async def _serve(driver: RayDriver, said: BinaryIO) -> None:
 
 def main() -> None:
     """The process."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # also while Ray keeps it waiting
+    die_with(os.getppid())  # also while Ray keeps it waiting
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a terminal's; the controller needs it to drain
     said = os.dup(1)

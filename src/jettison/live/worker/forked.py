@@ -13,7 +13,6 @@ Not here: what a worker does (``worker.main``), and when a fork server is starte
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import math
@@ -30,6 +29,7 @@ from typing import NoReturn
 
 import msgspec
 
+from jettison.live.machine.endings import die_with
 from jettison.live.machine.process_name import FORK_SERVER, name_process
 from jettison.live.wire.fork_orders import (
     MAX_FDS,
@@ -46,8 +46,6 @@ from jettison.live.wire.fork_orders import (
     WorkerForked,
 )
 from jettison.live.wire.worker_config import WorkerConfig, WorkerStart, digest_of
-
-_PR_SET_PDEATHSIG = 1
 
 RunWorker = Callable[[WorkerConfig], int]
 """Serves as one worker, to its end; returns the exit code."""
@@ -210,7 +208,7 @@ class ForkServer:
         """In the forked process: give back what is the server's, be a worker, and end."""
         exit_code = 1
         try:
-            _die_with_parent(server_pid)
+            die_with(server_pid)  # also while it loads and reads no socket
             self._epoll.close()
             for worker in self._workers.values():
                 for fd in (worker.pidfd, *worker.kept):
@@ -243,13 +241,6 @@ class ForkServer:
                     stream.flush()
             # Everything is closed; unloading torch piece by piece would keep the controller waiting for seconds.
             os._exit(exit_code)
-
-
-def _die_with_parent(server_pid: int) -> None:
-    """Ask the kernel to kill this process with the fork server: also while it loads and reads no socket."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != server_pid:  # it died before the request was made
-        raise SystemExit(0)
 
 
 def serve_forks(run_worker: RunWorker, import_all: Callable[[], None]) -> None:

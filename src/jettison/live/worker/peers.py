@@ -382,7 +382,7 @@ class Peers:
             if sends and peer.transfers and peer.takes_bulk:
                 sent = self._send_bulk(peer)
                 progressed |= sent
-                while sent and not self._coordinate and peer.transfers:
+                while sent and not self._coordinate and peer.transfers and peer.takes_bulk:
                     sent = self._send_bulk(peer)
         return progressed
 
@@ -453,11 +453,14 @@ class Peers:
                     transfer.fail()
 
     def cancel_transfer(self, transfer_id: TransferId) -> None:
-        """Send no more pieces of it. Nothing, if no such transfer is going from here."""
+        """Send no more pieces of it; where nothing of it can have been sent, as its link is not open yet, it has ended.
+        Nothing, if no such transfer is going from here."""
         for peer in self._peers.values():
-            for transfer in peer.transfers:
-                if transfer.transfer_id == transfer_id:
-                    transfer.cancel()
+            for transfer in [t for t in peer.transfers if t.transfer_id == transfer_id]:
+                transfer.cancel()
+                if peer.link.is_opening:
+                    peer.transfers.remove(transfer)
+                    self._emit(ports.TransferEnded(transfer_id, False, 0, 0))
 
     # --- the end of a link
 

@@ -8,7 +8,6 @@ it.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import select
@@ -20,9 +19,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from jettison.live.machine.endings import die_with
 from jettison.live.machine.process_name import CONTROLLER, STARTER, name_process
 
-_PR_SET_PDEATHSIG = 1
 _MOST_BYTES = 1 << 12
 _MOST_FDS = 4
 _END_S = 10.0
@@ -119,7 +118,7 @@ class Starter:
 def serve(sock: socket.socket, parent_pid: int, prepare: Callable[[], object]) -> Beginning | None:
     """In the forked process: begin one controller after another. Returns in each of them, and None where the parent has
     hung up."""
-    _end_with(parent_pid)
+    die_with(parent_pid)
     name_process(STARTER)
     prepare()
     gc.collect()
@@ -172,7 +171,7 @@ def _forked(sock: socket.socket) -> int:
         return -1
     if pid == 0:
         sock.close()
-        _end_with(own_pid)
+        die_with(own_pid)
         name_process(CONTROLLER)
     return pid
 
@@ -180,10 +179,3 @@ def _forked(sock: socket.socket) -> int:
 def _tell(sock: socket.socket, said: FromStarter, *fds: int) -> None:
     with suppress(OSError):  # the parent is gone
         socket.send_fds(sock, [msgspec.msgpack.encode(said)], fds)
-
-
-def _end_with(parent_pid: int) -> None:
-    """Of the process that has forked this one."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it ended before the request was made
-        os._exit(1)
