@@ -158,6 +158,8 @@ def test_help_loads_nothing_heavy():
         (["config", "show", "--max-num-seqs", "-3"], ["--max-num-seqs", "'-3'"]),
         (["bench"], ["--trace", "--workload"]),
         (["model", "create", "x", "--shard-bytes", "big"], ["--shard-bytes", "'big'"]),
+        (["bench", "--url", "http://127.0.0.1:1", "--workload", "burst", "--offline-max-input", "9"], [
+            "--offline-lengths NAME"]),
     ],
 )
 def test_a_user_s_mistake_is_one_line_and_exit_2(arguments, words, capsys):

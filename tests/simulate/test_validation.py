@@ -112,6 +112,7 @@ def test_the_specs_of_the_benchmark_are_the_same_on_both_sides() -> None:
         ("timing.command_s", 0.001),
         ("cluster.link.gbps", 10),
         ("cluster.link.latency_us", 3),
+        ("settings.max_instances", 9),
     ],
 )
 def test_what_would_act_on_one_side_only_is_refused(place: str, value: object, tmp_path: Path) -> None:
