@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -172,6 +173,18 @@ async def test_a_stopped_worker_that_wakes_up_reaches_nobody(rounds: FaultRounds
         report = await rounds.run(Schedule(seed, 0, name, 20, signal.SIGSTOP, wake))
         assert not report.problems, report
         assert report.reached
+
+
+@IN_ONE_LOOP
+async def test_a_worker_that_ends_elsewhere_is_no_proof(rounds: FaultRounds) -> None:
+    async def strike() -> None:
+        await asyncio.sleep(0.2)
+        os.kill(rounds._pid(0), signal.SIGKILL)
+
+    struck = asyncio.create_task(strike())
+    report = await rounds.run(Schedule(0, 0, "before_load", 1, signal.SIGKILL))
+    await struck
+    assert not report.reached and report.problems == ["worker 0 ended by itself, and not at before_load"]
 
 
 @IN_ONE_LOOP

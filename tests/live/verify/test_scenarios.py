@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from jettison.device.reference import TransformersReference, Verdict, transformers_available
+from jettison.errors import JettisonError
+from jettison.live.engine.local_cluster import LocalCluster
 from jettison.live.verify.run import compare
 from jettison.live.verify.scenarios import SCENARIOS, Setting
 from jettison.live.verify.scenarios_ahead import AHEAD, AHEAD_TOO
@@ -61,6 +63,21 @@ def test_tokens_do_not_depend_on_memory_events(
     assert outcome.happened, outcome.evidence
     assert row.mismatches == 0
     assert row.tokens_compared > 300
+
+
+@pytest.mark.parametrize(("event", "undone"), [
+    ("drop + restore over migrating requests", "request_restore"), ("restore + split, 3 instances", "request_drop"),
+])  # fmt: skip
+def test_what_did_not_happen_is_no_event(
+    event: str, undone: str, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert event in EVENTS
+    monkeypatch.setattr(LocalCluster, undone, lambda *_, **__: None)
+    try:
+        outcome = EVENTS[event](Setting(model_dir, "float64", 64, seed=1))
+    except JettisonError:
+        return
+    assert not outcome.happened, outcome.evidence
 
 
 @pytest.mark.parametrize("event", part_of(tuple(AHEAD_TOO), [f"{name}, steps ahead" for name in SOME]))

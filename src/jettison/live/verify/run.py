@@ -108,7 +108,7 @@ def run_verify(
         served = [check_served(setting) for setting in settings]
         of_all = served[0].worker_specs[0]
         against = "transformers" if has_reference else SOLO
-        parts_apart = alone and of_all.dtype != "float64"
+        parts_apart = not has_reference and of_all.dtype != "float64"
         conditions = Conditions(of_all.dtype, against, of_all.kernels, max_model_len, parts_apart)
         table = ProofTable(conditions, json_out)
         events_of = [_events_of(i, num_whole, full) for i in range(len(models))]
@@ -120,8 +120,9 @@ def run_verify(
                 every = zip(models, settings, served, events_of, deaths, strict=True)
                 for model, setting, assembly, mine, plan in every:
                     resolved = replace(setting, dtype=of_all.dtype)
-                    reference = model.reference(resolved, alone)
-                    run = _Run(model.name, resolved, Has(assembly, BLOCK_SIZE, memory_limit()), table, bar, reference)
+                    has, reference = Has(assembly, BLOCK_SIZE, memory_limit()), model.reference(resolved, alone)
+                    is_solo = not has_reference or model.is_solo(resolved, alone)
+                    run = _Run(model.name, resolved, has, table, bar, reference, is_solo=is_solo)
                     run.events(mine)
                     for mode, instances, places in plan:
                         run.deaths(mode, instances, places)
@@ -144,9 +145,14 @@ class Verified(NamedTuple):
         """Whether its weights are kept as integers."""
         return self.exact != self.folder
 
+    def is_solo(self, setting: Setting, alone: bool) -> bool:
+        """Whether its tokens are compared with those of an undisturbed instance, whatever is installed. A type that
+        cannot hold the exact weights would round them."""
+        return alone or (self.is_kept and setting.dtype == "bfloat16")
+
     def reference(self, setting: Setting, alone: bool) -> Reference:
-        """What its tokens are compared with. A type that cannot hold the exact weights would round them."""
-        if alone or (self.is_kept and setting.dtype == "bfloat16"):
+        """What its tokens are compared with."""
+        if self.is_solo(setting, alone):
             return solo_reference(setting)
         return make_reference(setting, self.exact)
 
@@ -209,11 +215,13 @@ class _Run:
     """One model's way through the events."""
 
     def __init__(
-        self, name: str, setting: Setting, has: Has, table: ProofTable, bar: _Bar, reference: Reference
+        self, name: str, setting: Setting, has: Has, table: ProofTable, bar: _Bar, reference: Reference, *,
+        is_solo: bool,
     ) -> None:
+        """``is_solo``: the reference is an undisturbed instance."""
         self._name, self._setting, self._has = name, setting, has
         self._table, self._bar = table, bar
-        self._reference = reference
+        self._reference, self._is_solo = reference, is_solo
 
     def events(self, events: Mapping[str, Event]) -> None:
         """One after the other; one that fails is a row that says so, and the others are run."""
@@ -250,8 +258,10 @@ class _Run:
         """What goes wrong in an event is its row; what is wrong with the model is no event's affair (ModelError)."""
         begun_s = time.monotonic()
         try:
-            parts_apart = self._table.conditions.parts_apart
+            parts_apart = self._is_solo and self._setting.dtype != "float64"
             row = compare(self._name, event, scenario(), self._reference, parts_apart=parts_apart)
+            if self._is_solo and self._table.conditions.reference != SOLO:
+                row = replace(row, evidence=f"{row.evidence}; compared with {SOLO}")
         except ModelError:
             raise
         except JettisonError as error:

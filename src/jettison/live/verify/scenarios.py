@@ -266,11 +266,18 @@ def chunked_prefill(priority: str) -> Scenario:
         ) as cluster:
             prompts = make_prompts(setting, cluster, 30, 60)
             submit(cluster, prompts, setting.num_output_tokens)
+            parts: set[int] = set()
+
+            def look() -> bool:
+                flights = (f for group in cluster.core.groups.values() for f in group.in_flight.values())
+                parts.update(row.num_tokens for flight in flights for row in flight.step.rows)
+                return cluster.num_open == 0
+
+            cluster.run(Until("the end of all requests", look))
             cluster.run()
-            steps = sum(g.counters.num_steps for g in cluster.core.groups.values())
-            # Each instance's first steps are filled to the budget; without chunks no prompt would have started.
-            happened = steps > 0 and all(len(p) > CHUNK for p in prompts)
-            evidence = f"prompts of 30 to 60 tokens in chunks of {CHUNK}, {steps} steps"
+            happened = 1 < max(parts) <= CHUNK
+            evidence = f"prompts of {min(map(len, prompts))} to {max(map(len, prompts))} tokens, " \
+                       f"parts of at most {max(parts)}"
             return Outcome(observed(cluster, prompts), happened, evidence)
 
     return scenario

@@ -68,6 +68,7 @@ def splits_until_instances(num_instances: int) -> Scenario:
             submit(cluster, prompts, setting.num_output_tokens)
             cluster.run(produced(cluster, 30))
             _merge_all(cluster)
+            was_one = len(cluster.core.groups) == 1
             overwrite_tail(cluster)
             cluster.run(produced(cluster, 20))
             for _ in range(num_instances):
@@ -79,7 +80,8 @@ def splits_until_instances(num_instances: int) -> Scenario:
             totals = counters(cluster.core)
             pulled, returned = totals["pulled_bytes"], totals["returned_bytes"]
             evidence = f"{totals['restores']:.0f} restores, {pulled:.0f} bytes pulled, {returned:.0f} of KV returned"
-            return Outcome(observed(cluster, prompts), apart and pulled > 0 and returned > 0, evidence)
+            happened = was_one and apart and pulled > 0 and returned > 0
+            return Outcome(observed(cluster, prompts), happened, evidence)
 
     return scenario
 

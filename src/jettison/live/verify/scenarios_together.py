@@ -125,7 +125,7 @@ def over_migrating_requests(setting: Setting) -> Outcome:
         cluster.request_restore()
         cluster.run()
         totals = counters(cluster.core)
-        happened = began and totals["migrations_given_way"] > 0 and totals["drops"] > 0
+        happened = began and totals["migrations_given_way"] > 0 and totals["drops"] > 0 and totals["restores"] > 0
         evidence = f"the drop began at once: {began}; {totals['restores']:.0f} restores; {_counts(cluster)}"
         return Outcome(observed(cluster, prompts), happened, evidence)
 

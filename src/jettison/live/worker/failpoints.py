@@ -110,9 +110,19 @@ def layout_change(before: LayoutSpec | None, after: LayoutSpec) -> str:
 
 def arm(file: Path, rules: Sequence[Rule]) -> None:
     """From now on these rules hold, and no others."""
+    _mark(file).unlink(missing_ok=True)
     new = file.with_suffix(".new")
     new.write_text(",".join(map(str, rules)))
     os.replace(new, file)
+
+
+def is_met(file: Path) -> bool:
+    """Whether a worker has come to the place of a rule since the file was armed."""
+    return _mark(file).exists()
+
+
+def _mark(file: Path) -> Path:
+    return file.with_suffix(".met")
 
 
 def from_environment(worker_id: WorkerId, life: int, environ: Mapping[str, str] = os.environ) -> Failpoint:
@@ -134,6 +144,7 @@ def from_environment(worker_id: WorkerId, life: int, environ: Mapping[str, str] 
             if rule.name == name:
                 left[rule] -= 1
                 if left[rule] == 0:
+                    _mark(Path(file)).touch()
                     os.kill(os.getpid(), rule.signal)
 
     return reach
