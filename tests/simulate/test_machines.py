@@ -10,15 +10,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from specs import spec
+from specs import deployment, spec
 
 from jettison.cost.presets import instance_preset
 from jettison.errors import BudgetError, ConfigError
 from jettison.sim.links import LinkClass, LinkSpec, PortId, Topology, host_of
 from jettison.simulate.cases import cases_of, run_case
-from jettison.simulate.machines import Machine, cluster_setup, resolve_machine
+from jettison.simulate.machines import Machine, cluster_setup, of_deployment, resolve_machine
 from jettison.simulate.sizing import with_instances
-from jettison.simulate.spec import parse_spec
+from jettison.simulate.spec import ClusterSpec, LinkChange, parse_spec
 from jettison.types import LayerRange
 
 
@@ -53,6 +53,15 @@ def test_a_change_of_the_link_is_for_the_one_that_joins_the_instances(
     # It is used, and what plans count on.
     slowest = min(link.bytes_per_s for link in links(after.topology, after.num_instances))
     assert slowest == after.profile.link_bytes_per_s == pytest.approx(num_gpus * 0.5e9)
+
+
+def test_a_change_of_a_measured_link_is_what_plans_count_on_too() -> None:
+    measured = deployment()
+    assert of_deployment(measured).profile == measured.profile
+    changed = of_deployment(measured, ClusterSpec(link=LinkChange(gbps=1.0, latency_us=300.0)))
+    link = changed.topology.between
+    assert (changed.profile.link_bytes_per_s, changed.profile.link_latency_s) == (link.bytes_per_s, link.latency_s)
+    assert link.bytes_per_s < 1e9 / 8 and link.latency_s == pytest.approx(3e-4)
 
 
 def test_a_spec_may_say_which_link_it_means() -> None:

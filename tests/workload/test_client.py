@@ -6,6 +6,7 @@ import pytest
 
 from jettison.errors import UserError
 from jettison.report.summary import comparison_rows
+from jettison.workload import client
 from jettison.workload.client import ReplayOptions, replay
 from jettison.workload.lengths import Lengths, LogNormalPair
 from jettison.workload.observe import parse_metrics, shift_log
@@ -61,6 +62,20 @@ async def test_every_request_is_sent_and_measured(serve) -> None:
     assert run.goodput is not None and run.goodput["share"] == 1.0
     assert run.client["lag_s"]["max"] >= run.client["lag_s"]["p50"] >= 0
     assert run.client["short_answers"] == 0
+
+
+async def test_what_is_overdue_waits_for_no_body_of_another(serve, monkeypatch) -> None:
+    made, num_sent = client._Replay._body, []
+
+    def counted(replayed, record):
+        num_sent.append(sum(each.sent_s is not None for each in replayed._records))
+        return made(replayed, record)
+
+    monkeypatch.setattr(client._Replay, "_body", counted)
+    at_once = Workload([TraceRow(0.0, 5, 2)] * 20, "at once", "made up")
+    async with serve() as fake:
+        run = await replay(fake.url, at_once, ReplayOptions())
+    assert run.requests.completed == 20 and num_sent[-1] > 0
 
 
 @pytest.mark.parametrize("opens_early", [False, True])

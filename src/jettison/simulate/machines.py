@@ -277,6 +277,9 @@ def of_deployment(deployment: Deployment, cluster: ClusterSpec | None = None) ->
     if change.gbps is not None:
         efficiency = LINE_RATE_REACHED if change.efficiency is None else change.efficiency
         measured = replace(measured, line_bytes_per_s=change.gbps * 1e9 / 8, efficiency=efficiency)
+    link = _changed(measured, change)
+    if change != LinkChange():  # what plans count on is what is there
+        profile = replace(profile, link_bytes_per_s=link.bytes_per_s, link_latency_s=link.latency_s)
     return Machine(
         name=deployment.name,
         shape=shape,
@@ -284,7 +287,7 @@ def of_deployment(deployment: Deployment, cluster: ClusterSpec | None = None) ->
         gpus_per_instance=None,
         budget_bytes=budget,
         profile=profile,
-        topology=Topology(_changed(measured, change)),
+        topology=Topology(link),
         workspace_bytes=deployment.workspace_bytes,
         page_bytes=deployment.page_bytes,
         max_model_len=deployment.max_model_len,

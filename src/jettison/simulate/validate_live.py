@@ -12,6 +12,7 @@ from rich.console import Console
 from jettison.config import EngineConfig
 from jettison.cost.model import CostModel
 from jettison.cost.recorded import fitted_to
+from jettison.errors import ConfigError
 from jettison.live.experiments.overload import run_config
 from jettison.live.profile.recorded_steps import read_steps
 from jettison.profiles import AUTO
@@ -43,6 +44,8 @@ def serve_all(
     machine = resolve_machine(spec.cluster, spec.settings, base_dir)
     for number, case in enumerate(cases, 1):
         workload = build_workload(spec.workload, case.seed, base_dir, factor=case.factor)
+        if workload.columns.tenant is not None:
+            raise ConfigError("workload.trace: its tenants act on simulated runs only: leave the column out")
         keys = _keys(case, spec, machine, here, base_dir)
         runs: list[RunResult] = []
         with tempfile.TemporaryDirectory(prefix="jettison-validate-") as folder:

@@ -105,7 +105,8 @@ def run_bench(url: str, options: BenchOptions, console: Console | None = None) -
             check_writable(path)
     console = console or Console()
     if not options.quiet:
-        print_cautions(cautions_of(load), console)
+        told = [] if load.columns.tenant is None else [f"{load.name}: all tenants' requests are sent with one key"]
+        print_cautions([*cautions_of(load), *told], console)
     run = _replay_with_progress(url, load, _replay(options), console, options.quiet)
     conditions = _conditions(options).or_else(conditions_of(run)).completed()
     run.config["fairness"] = fairness_of_run(

@@ -193,9 +193,8 @@ class _Replay:
             async with asyncio.timeout(self._options.total_timeout_s):
                 for record in self._records:
                     body = self._body(record)  # made before the wait, so that making it is not lag
-                    wait_s = record.scheduled_s - self._now_s()
-                    if wait_s > 0:
-                        await asyncio.sleep(wait_s)
+                    # Also where it is overdue: what was sent before is to go out, and its answers to be read.
+                    await asyncio.sleep(max(0.0, record.scheduled_s - self._now_s()))
                     tasks.append(asyncio.create_task(self._one(record, body)))
                 await asyncio.gather(*tasks)
                 await batch
