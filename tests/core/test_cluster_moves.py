@@ -283,6 +283,23 @@ def test_a_request_that_needs_all_members_ends_a_yield(monkeypatch: pytest.Monke
     cluster.expect_nothing_left()
 
 
+def test_four_that_compute_binds_become_two_pairs_where_a_request_needs_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = FakeCluster(num_workers=4, num_layers=8, max_seqs=2, max_tokens=64)
+    for at_ms in (1, 60, 120):
+        cluster.order_at("drop", at_ms)
+    cluster.run(stop=lambda: len(cluster.core.groups) == 1 and not cluster.core.moves.merges)
+    compute_binds_pipelines(monkeypatch, cluster)
+    one = cluster.workers[0].full_blocks * 4
+    cluster.submit("long", [3] * (one - 40), 100, cluster.now / MS, ignore_eos=True)
+    overload(cluster, 150, at_ms=cluster.now / MS + 1)
+    cluster.run(stop=lambda: "split" in kinds(cluster))
+    assert "yield" in kinds(cluster)
+    (split, *_) = [r.fields["homes"] for r in cluster.records if r.kind == "split"]
+    assert sorted(map(len, split.values())) == [2, 2]  # type: ignore[attr-defined]
+    cluster.run()
+    cluster.expect_outputs()
+
+
 def test_a_restore_that_a_compute_bound_flood_overtakes_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = FakeCluster(max_seqs=2, max_tokens=64)
     cluster.order_at("drop", 1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, tokens
-from sleepers import is_asleep, sleep
+from sleepers import is_asleep, run_to, sleep
 
 from jettison.core.ladder.lists import parse_overload, with_packing
 from jettison.core.ladder.packing import newcomers
@@ -257,6 +257,18 @@ def placed_by_hand(cluster: FakeCluster, home_of: dict[str, int]) -> None:
     dispatcher.place = by_hand  # type: ignore[method-assign]
 
 
+def test_a_packer_that_spreads_moves_requests_though_that_saves_no_instance() -> None:
+    cluster = packed("load-balance", workers=2)
+    placed_by_hand(cluster, {f"r{i}": 0 for i in range(6)})
+    cluster.submit("short", tokens(9, 8), 2)
+    for i in range(6):
+        cluster.submit(f"r{i}", tokens(i, 40), 60, 20.0, ignore_eos=True)
+    run_to(cluster, 600)
+    assert cluster.core.state.counters.packing_migrations > 0
+    cluster.run()
+    cluster.expect_outputs()
+
+
 def fragmented() -> FakeCluster:
     """Two instances, each half full of requests that will hold more than one instance could."""
     cluster = packed(workers=2, full_blocks=400)
@@ -320,7 +332,7 @@ def test_a_saturated_pool_leaves_newcomers_to_dispatch_and_moves_nobody() -> Non
     cluster = fragmented()
     cluster.run(until_ms=120)
     rung, desired = rung_of(cluster), rung_of(cluster).desired
-    assert rung.pressure() is None and all(desired.is_saturated(g) for g in cluster.core.groups)
+    assert rung.pressure() is None and all(desired.pool_of(g).is_saturated for g in cluster.core.groups)
     assert desired.place(next(iter(cluster.core.state.requests.values()))) is None
     assert not cluster.core.state.counters.packing_migrations
     expect_all_well(cluster)

@@ -6,7 +6,10 @@ import pytest
 from fakes import BLOCK_SIZE, FakeCluster
 from sleepers import is_asleep, sleep
 
+from jettison.core.ladder.drop import DropRung
 from jettison.core.ladder.dropplans import DropPlanner, block_bytes, kv_region_bytes
+from jettison.core.requests import RequestState
+from jettison.types import Request, SamplingParams
 
 
 def unlike(*full_blocks: int, **options: object) -> FakeCluster:
@@ -26,6 +29,19 @@ def test_a_member_with_more_memory_keeps_more_layers() -> None:
     layers = {s.worker_id: len(s.layers) for s in merged.stages}
     assert layers == {0: 1, 1: 3}
     assert merged.blocks.capacity > 20 + 80 - 20, "the poorer one is not what all are taken for"
+
+
+def test_a_request_that_outgrows_the_smaller_and_has_room_at_the_larger_fits_somewhere() -> None:
+    """So no drop begins for it unweighed."""
+    cluster = unlike(20, 80, policy="drop")
+    small = cluster.core.groups[0]
+    small.queues.enqueue(RequestState(Request("long", (1,) * 21 * BLOCK_SIZE, SamplingParams(max_tokens=9), 0), 0))
+    rung = cluster.core.ladder.rung("drop")
+    assert isinstance(rung, DropRung)
+    assert not rung._fits_nowhere(small)
+    large = cluster.core.groups[1]
+    large.queues.enqueue(RequestState(Request("longest", (1,) * 81 * BLOCK_SIZE, SamplingParams(max_tokens=9), 0), 1))
+    assert rung._fits_nowhere(large)
 
 
 @pytest.mark.parametrize("full_blocks", [(20, 22), (20, 80), (20, 30, 40), (30, 60, 30)])

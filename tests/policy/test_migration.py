@@ -38,6 +38,11 @@ def test_the_lowest_is_paired_with_the_highest() -> None:
     assert plan_pairs(loads, PARAMS) == (Pair(2, 1), Pair(0, 3))
 
 
+def test_one_that_takes_none_is_passed_over() -> None:
+    loads = [load(0, 99, batch=5), load(1, 20, batch=5)._replace(takes=False), load(2, 50, batch=5)]
+    assert plan_pairs(loads, PARAMS) == (Pair(0, 2),)
+
+
 LOADS = st.lists(
     st.builds(load, st.just(0), st.integers(0, 100), st.integers(0, 60), st.integers(0, 20)), max_size=7
 ).map(lambda loads: [x._replace(group_id=i) for i, x in enumerate(loads)])

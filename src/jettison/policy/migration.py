@@ -47,6 +47,8 @@ class InstanceLoad(NamedTuple):
     """Need of the request at the head of the queue; 0 when nothing waits."""
     batch_size: int
     """Running requests, and the one at the head of the queue."""
+    takes: bool = True
+    """Its batch has a place for another, and nothing caps what it admits."""
 
 
 class MigrationRow(NamedTuple):
@@ -90,7 +92,7 @@ def plan_pairs(
     sources = sorted(entry for entry in rated if entry[0] < params.threshold_blocks)
     if not sources:
         return ()
-    rated_takers = ((-instance_freeness(load), load.group_id) for load in loads)
+    rated_takers = ((-instance_freeness(load), load.group_id) for load in loads if load.takes)
     takers = (entry for entry in rated_takers if -entry[0] > params.threshold_blocks)
     # Each avoided pair makes its source pass over one destination at most.
     most = len(sources) + len(avoided)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.policy.packing.closing import plan_closing
+from jettison.policy.packing.types import Work
 
 CAPACITY = 20
 PLACED = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4).filter(lambda s: sum(s) <= CAPACITY), max_size=6)
@@ -40,3 +41,9 @@ def test_a_device_with_a_request_that_cannot_go_is_not_closed() -> None:
     assert {m.request_id for m in plan_closing(placed, CAPACITY)} == {"a"}
     assert {m.request_id for m in plan_closing(placed, CAPACITY, {"a"})} == {"b"}
     assert plan_closing(placed, CAPACITY, {"a", "b", "c"}) == ()
+
+
+def test_no_device_gets_more_requests_than_its_work_allows() -> None:
+    placed = {0: {f"a{i}": 1 for i in range(4)}, 1: {f"b{i}": 1 for i in range(5)}}
+    assert len(plan_closing(placed, CAPACITY, work=Work(1, 0, 9))) == 4
+    assert plan_closing(placed, CAPACITY, work=Work(1, 0, 8)) == ()

@@ -24,6 +24,7 @@ from jettison.policy.packing.types import (
     Priorities,
     Resize,
     SizeClass,
+    Work,
     num_multi_items,
     size_class,
 )  # fmt: skip
@@ -398,6 +399,24 @@ def test_of_other_machines_the_nearer_one_is_chosen() -> None:
     packing.apply([*large, Arrive("source", 1800, device=5), Arrive("goes", 301, device=5)])
     plan = packing.apply([Resize("source", 2200)])
     assert [(move.request_id, move.destination) for move in plan.moves] == [("goes", 1)]
+
+
+def test_no_device_stays_in_use_that_a_long_request_was_looked_for_on() -> None:
+    packing = Packing(PackingParams(capacity=100), range(3))
+    packing.bound_work(Work(1, 1, 61))
+    packing.apply([Arrive("b", 10, device=0, here=1, grip=Grip.PINNED)])
+    packing.apply([Arrive("c", 90)])
+    assert all(packing.requests_on(device) for device in packing.active)
+    assert not packing.apply([Arrive("d", 50)]).unplaced
+
+
+def test_a_prefix_that_no_request_has_any_more_is_forgotten() -> None:
+    packing = Packing(PackingParams(capacity=100), range(2))
+    for number in range(20):
+        names = [f"{number}-{each}" for each in range(2)]
+        packing.apply([Arrive(name, 10, share_key=f"k{number}", shared_blocks=5) for name in names])
+        packing.apply([Depart(name) for name in names])
+    assert not packing.book.by_key
 
 
 def test_multi_items_are_counted_full() -> None:

@@ -147,8 +147,13 @@ class DropRung(Rung):
         return self.means.turns.may_ask(group.group_id, now_ns, self._state.groups)
 
     def _fits_nowhere(self, group: Group) -> bool:
-        """Whether the head of the queue needs more memory than its group has: then it is no matter of time."""
-        return self._loads.monitor(group).head_need_blocks(group) > group.blocks.capacity
+        """Whether the head of the queue needs more memory than any group that takes requests has, where it would go:
+        then it is no matter of time."""
+        head = group.queues.waiting.head
+        if head is None:
+            return False
+        largest = max((g.blocks.capacity for g in self._moves.serving_groups()), default=0)
+        return group.limits.blocks_for(head.num_tokens) > largest
 
     # --- plans ------------------------------------------------------------------------------------------------
 

@@ -134,10 +134,7 @@ class MigrateRung(Rung):
         loads = self._loads
         chosen_pairs: dict[RequestId, Pair] = {}
         for pair in plan_pairs([loads[i] for i in idle], params, self._avoided(now_ns), self._distance()):
-            source, destination = idle[pair.source], idle[pair.destination]
-            if len(destination.queues.running) >= destination.max_running:
-                continue
-            chosen = choose_request(_rows(source), loads[pair.source], loads[pair.destination], params)
+            chosen = choose_request(_rows(idle[pair.source]), loads[pair.source], loads[pair.destination], params)
             if chosen is not None:
                 chosen_pairs[chosen] = pair
         for request_id, going in self._kinds(chosen_pairs).items():
@@ -194,12 +191,13 @@ def _is_idle(group: Group, taken: Set[WorkerId]) -> bool:
 
 
 def _load(group: Group) -> InstanceLoad:
-    """A group's load as ``policy.migration`` sees it: blocks in all, used, and needed by the first waiting request; and
-    requests in its batch."""
+    """A group's load as ``policy.migration`` sees it: blocks in all, used, and needed by the first waiting request;
+    requests in its batch, and whether it takes others."""
     head = group.queues.waiting.head
     head_blocks = 0 if head is None else group.limits.blocks_for(head.num_tokens)
     batch = len(group.queues.running) + (1 if group.queues.waiting else 0)
-    return InstanceLoad(group.group_id, group.blocks.capacity, group.blocks.num_used, head_blocks, batch)
+    takes = len(group.queues.running) < group.max_running and group.blocks.admission_cap is None
+    return InstanceLoad(group.group_id, group.blocks.capacity, group.blocks.num_used, head_blocks, batch, takes)
 
 
 def _rows(group: Group) -> list[MigrationRow]:

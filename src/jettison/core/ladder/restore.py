@@ -276,11 +276,9 @@ class RestoreRung(Rung):
         )
 
     def _needs_merging(self, group: Group) -> bool:
-        """Whether some online request of the group is foreseen to become too large for its smallest member on its
-        own."""
-        least = min(self._state.workers[w].full_blocks for w in group.worker_ids)
-        foreseen = (s.num_tokens_foreseen(self._usual_output) for s in group.queues.online_requests())
-        return any(group.limits.blocks_for(num_tokens) > least for num_tokens in foreseen)
+        """Whether some request of the group is foreseen to become too large for any way of splitting it."""
+        ways = plan_splits(group.stages, self._state.shape.num_layers)
+        return not any(will_hold(self._state, group, way, self._usual_output) for way in ways)
 
     def _fitting_blocks(self, group: Group) -> int:
         """Most blocks that the group may hold for its members to take layers back, in the way of splitting with most

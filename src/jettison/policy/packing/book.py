@@ -204,7 +204,10 @@ class PackingBook:
     def _take(self, item: Item, bin_: Bin) -> None:
         bin_.take(item)
         if item.share_key is not None and item.share_key not in bin_.sharers:
-            del self.by_key[item.share_key][bin_.device]
+            devices = self.by_key[item.share_key]
+            del devices[bin_.device]
+            if not devices:
+                del self.by_key[item.share_key]
 
     def resize(self, resizes: Iterable[tuple[Item, Resize]]) -> set[GroupId]:
         """Resize items where they are; returns their devices. The indices are updated once a device."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from jettison.policy.packing.types import PackMove
+from jettison.policy.packing.types import PackMove, Work
 from jettison.types import GroupId, RequestId
 
 CLOSES_EVERY = 5
@@ -18,23 +18,29 @@ CANDIDATES = 4
 
 
 def plan_closing(
-    placed: Mapping[GroupId, Mapping[RequestId, int]], capacity: int, pinned: Set[RequestId] = frozenset()
+    placed: Mapping[GroupId, Mapping[RequestId, int]], capacity: int, pinned: Set[RequestId] = frozenset(),
+    work: Work | None = None,
 ) -> tuple[PackMove, ...]:
     """The moves that close one device: of those in use (``placed``: with sizes of their requests) the one that takes
     the fewest moves, and where no request is ``pinned``. Its requests go the largest first, each to the device with the
-    least room that suffices. Empty where no device can be closed."""
+    least room that suffices, by memory and by ``work``. Empty where no device can be closed."""
     free = {device: capacity - sum(sizes.values()) for device, sizes in placed.items()}
     movable = [device for device, sizes in placed.items() if pinned.isdisjoint(sizes)]
     emptiest = sorted(movable, key=lambda d: (len(placed[d]), -free[d], d))
     for device in emptiest[:CANDIDATES]:
         left = {other: room for other, room in free.items() if other != device}
+        num_there = {other: len(placed[other]) for other in left}
         moves: list[PackMove] = []
         for request_id, num_blocks in sorted(placed[device].items(), key=lambda row: (-row[1], row[0])):
-            roomy = [other for other, room in left.items() if room >= num_blocks]
+            roomy = [
+                other for other, room in left.items()
+                if num_blocks <= (room if work is None else work.room(num_there[other], capacity - room, room))
+            ]
             if not roomy:
                 break
             to = min(roomy, key=lambda other: (left[other], other))
             left[to] -= num_blocks
+            num_there[to] += 1
             moves.append(PackMove(request_id, device, to, num_blocks))
         if len(moves) == len(placed[device]):
             return tuple(moves)

@@ -249,7 +249,8 @@ class Packing(OnBook):
             chosen = self._choose(unit, source)
             if chosen is not None:
                 return chosen
-            if bin_.room_later >= _total(unit) and (not bin_.num_requests or _suits(unit[0], bin_)):
+            # An empty one is taken as ``open`` would take it; one that was left empty would count as in use for good.
+            if not bin_.num_requests or (bin_.room_later >= _total(unit) and _suits(unit[0], bin_)):
                 return bin_
         return None
 

@@ -157,22 +157,16 @@ class Desired:
         """Blocks by which one request of the group grows while its reserve looks ahead; 0: rate not known."""
         return math.ceil(self._growths.rates.get(group_id, 0.0) * self._params.reserve.ahead_s)
 
-    def migrates(self, group_id: GroupId) -> bool:
-        """Whether a packed group's packer lets running requests migrate, as KV or as tokens. False, for best-fit and
-        worst-fit: they are preempted, and computed again elsewhere. Raises StopIteration for any other group."""
-        packer = next(pool.packer for pool in self._pools.by_size.values() if group_id in pool.devices)
-        return bool(getattr(packer, "migrates", True))
-
-    def is_saturated(self, group_id: GroupId) -> bool:
-        """Whether a packed group's pool is so full that moves save no group. Raises StopIteration for others."""
-        return next(pool.is_saturated for pool in self._pools.by_size.values() if group_id in pool.devices)
+    def pool_of(self, group_id: GroupId) -> Pool:
+        """The pool of a packed group. Raises StopIteration for any other group."""
+        return next(pool for pool in self._pools.by_size.values() if group_id in pool.devices)
 
     def may_relieve(self, group: Group) -> bool:
         """Whether the group is packed now, by a packer that moves running requests."""
         pool = self._pools.by_size.get(group.blocks.capacity)
         if pool is None or group.group_id not in pool.devices or not self._packable.is_packed(group):
             return False
-        return self.migrates(group.group_id)
+        return self.pool_of(group.group_id).migrates
 
     def empties(self, group_id: GroupId) -> bool:
         """Whether no request should live in the group."""
@@ -244,7 +238,8 @@ class Desired:
         while pool.closes and not pool.is_saturated:
             placed = {device: pool.packer.requests_on(device) for device in pool.packer.active}
             pinned = {r for sizes in placed.values() for r in sizes if self._seats.by_id[r].grip is Grip.PINNED}
-            moves = plan_closing(placed, pool.capacity, pinned)
+            work = pool.packer.book.work if isinstance(pool.packer, Packing) else None
+            moves = plan_closing(placed, pool.capacity, pinned, work)
             for move in moves:
                 seat = self._seats.by_id[move.request_id]
                 pool.batch += [Depart(move.request_id), arrival_again(seat, move.destination)]

@@ -161,7 +161,7 @@ class PackRung(Rung):
         kept_out = [group for g in self._loads.kept_out if (group := self._state.groups.get(g)) is not None]
         if self.pressure() not in (None, KEPT_OUT) or not all(map(self.desired.may_relieve, kept_out)):
             return frozenset()
-        return frozenset(group_id for group_id in self.closed() if self.desired.migrates(group_id))
+        return frozenset(group_id for group_id in self.closed() if self.desired.pool_of(group_id).migrates)
 
     def gauges(self) -> Mapping[str, float]:
         """Groups ("devices") needed and used, moves owed, share of blocks used, and groups lost to refused moves."""
@@ -290,21 +290,24 @@ class PackRung(Rung):
         going = [
             o for o in owed
             if may_go(o.state) and not self._migrations.is_moving(o.state)
-            and (not self.desired.is_saturated(o.source.group_id) or self._lacks_room(o.source))
+            and (not self.desired.pool_of(o.source.group_id).is_saturated or self._lacks_room(o.source))
         ]
-        for o in [o for o in going if not self.desired.migrates(o.source.group_id)]:
+        for o in [o for o in going if not self.desired.pool_of(o.source.group_id).migrates]:
             self._leaving[o.state.request_id] = o.destination.group_id, Preemption.OUTGREW
         ready = [
             o for o in going
-            if self.desired.migrates(o.source.group_id) and self._retry_ns.get(o.state.request_id, 0) <= now_ns
+            if self.desired.pool_of(o.source.group_id).migrates and self._retry_ns.get(o.state.request_id, 0) <= now_ns
         ]
         yield from self._migrating(self._ordered(self._worthy(ready)))
 
     def _worthy(self, owed: Sequence[Owed]) -> list[Owed]:
-        """The moves that are worth it, and all moves out of a group that lacks room. The others are held where they
-        are."""
+        """The moves that are worth it, all moves out of a group that lacks room, and those of packers that spread
+        requests, which are to save no group. The others are held where they are."""
         capacities = self.desired.capacities() if owed else {}
-        worthy, refused = self._refusals.sift(owed, self._lacks_room, self.desired.empties, capacities)
+        spreading = [o for o in owed if not self.desired.pool_of(o.source.group_id).gathers]
+        gathering = [o for o in owed if self.desired.pool_of(o.source.group_id).gathers]
+        worthy, refused = self._refusals.sift(gathering, self._lacks_room, self.desired.empties, capacities)
+        worthy = [*worthy, *spreading]
         if refused:
             self._told.refused |= refused
             self._state.counters.packing_refused += len(refused)

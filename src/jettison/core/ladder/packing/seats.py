@@ -51,6 +51,12 @@ class Pool:
         self.capacity = max(1, self.full - self.head_room)
 
     @property
+    def migrates(self) -> bool:
+        """Whether the pool's packer lets running requests migrate, as KV or as tokens. False, for best-fit and
+        worst-fit: they are preempted, and computed again elsewhere."""
+        return bool(getattr(self.packer, "migrates", True))
+
+    @property
     def gathers(self) -> bool:
         """Whether the pool's packer is after few groups in use, rather than after even ones."""
         return bool(getattr(self.packer, "gathers", True))
