@@ -11,6 +11,8 @@ BUILT_FROM := pyproject.toml $(wildcard setup.py src/jettison/device/kernels/bui
 REPRODUCTIONS := lost-input
 lost-input := tests/core/test_recovering.py::test_a_step_that_lost_its_input_ends_no_request
 
+# One more than there are cores: tests with processes of their own wait for these a part of their time.
+TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(len(os.sched_getaffinity(0)) + 1)')
 UNIT := $(addprefix tests/,test_config.py cost core house memory policy report transport workload)
 
 # Where it is set each of the suite's many processes compiles all that it imports anew, and rewrites all test modules.
@@ -36,7 +38,7 @@ help:
 install: $(VENV)/installed
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(ARGS)
 
 # GuideLLM and the like: each is installed once, into .venv-clients, in at most two minutes.
 CLIENT_TESTS := $(addprefix tests/,server/test_langchain.py server/test_litellm.py server/test_recorded_clients.py \

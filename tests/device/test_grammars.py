@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +98,14 @@ class Drawing:
 
     def mask(self, grammars: Grammars, *, anew: bool = False) -> np.ndarray[Any, Any] | None:
         row = self.row(anew=anew)
-        masks = grammars.begin([row])
-        assert masks is not None
-        while LATER_TOKEN_ID in (instead := masks.applied([row], VOCAB_SIZE)[1]).values():
-            pass
-        (row,), instead = masks.applied([row], VOCAB_SIZE)
+        while True:
+            masks = grammars.begin([row])
+            assert masks is not None
+            (allowed,), instead = masks.applied([row], VOCAB_SIZE)
+            if LATER_TOKEN_ID not in instead.values():
+                break
         assert not instead
-        return token_mask(row.allowed_token_ids, VOCAB_SIZE) if row.allowed_token_ids else None
+        return token_mask(allowed.allowed_token_ids, VOCAB_SIZE) if allowed.allowed_token_ids else None
 
     def step(self, grammars: Grammars) -> bool:
         """Whether an end token was drawn."""
@@ -312,6 +314,23 @@ def test_a_marker_counts_once_and_what_may_not_be_behind_it_fails_each_time(tmp_
     for _ in range(2):
         with pytest.raises(GrammarFailure, match="not allowed behind the marker"):
             state.mask_behind(row)
+
+
+def test_masks_that_come_late_are_those_of_the_next_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making them anew each time, behind one another, no step would ever have one."""
+    vocabulary, grammars = make(folder)
+    drawing = Drawing(vocabulary, grammar_text("choice", '["yes"]', None, {}))
+    drawing.step(grammars)
+    fill, made = GrammarState.fill, []
+
+    def slowly(state: GrammarState, bits: np.ndarray[Any, Any]) -> None:
+        made.append(state)
+        time.sleep(4 * grammars_module.LEAST_WAIT_S)
+        fill(state, bits)
+
+    monkeypatch.setattr(GrammarState, "fill", slowly)
+    assert drawing.mask(grammars) is not None and len(made) == 1
+    grammars.close()
 
 
 def test_a_grammar_that_goes_beyond_its_bounds_fails_alone(folder: Path) -> None:

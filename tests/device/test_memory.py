@@ -351,6 +351,17 @@ def test_copies_out_of_bounds_are_refused(memory, copies):
     expect_blocks(memory, LOW, {3: "x"})
 
 
+def test_a_device_that_does_not_come_to_rest_has_failed_for_good(memory, monkeypatch):
+    def never():
+        raise MappingError("the card has failed")
+
+    offer = memory.offer(DROPPED, 34)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory._pool, "wait_idle", never)
+        with pytest.raises(WorkerLostError, match="does not come to rest"):
+            memory.apply(DROPPED, 34, offer.version, [])
+
+
 def test_stale_and_impossible_layouts_are_refused(memory):
     offer = memory.offer(DROPPED, 34)
     change(memory, DROPPED, 34)

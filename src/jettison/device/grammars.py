@@ -17,7 +17,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -149,6 +148,8 @@ class GrammarState:
         self._matcher = compiled
         self._tokens: list[int] = []
         self._has_ended = False
+        self._mask: bytes | object | None = _NOT_YET
+        """As of ``mask_behind``, for the output as it has been told."""
         self.mask_s = 0.0
         """Seconds that the last mask took."""
 
@@ -173,9 +174,16 @@ class GrammarState:
         return self._tokens[num_before:num_tokens] == output[: num_tokens - num_before].tolist()
 
     def mask_behind(self, row: GrammarRow) -> bytes | None:
-        """A bit for each token that may come behind the row's output, which is told to it; None: all may. Raises
-        GrammarFailure."""
-        self.advance(unpack_ints(row.output_ids)[self.num_tokens - row.num_before :].tolist())
+        """A bit for each token that may come behind the row's output, which is told to it; None: all may. One that was
+        made is kept until the output is longer: it may have come too late for its step. Raises GrammarFailure."""
+        more = unpack_ints(row.output_ids)[self.num_tokens - row.num_before :].tolist()
+        if more or self._mask is _NOT_YET:
+            self._mask = _NOT_YET
+            self.advance(more)
+            self._mask = self._make_mask()
+        return self._mask  # type: ignore[return-value]
+
+    def _make_mask(self) -> bytes | None:
         bits: Bits = np.zeros((self._tokenizer.vocab_size + 31) // 32, dtype=np.uint32)
         if self._marker is not None:
             refused = self._refused(self._marker)
@@ -261,15 +269,28 @@ class Masks:
         self._parts: list[Future[Any]] = []
         self._built: dict[int, Future[_Built]] = {}
         """Row -> its state, which was not there when the step began."""
+        self._is_over = False
+        """What is made now comes too late."""
 
     def lose(self, why: str) -> None:
         """The step cannot be sampled."""
         self._lost = GrammarLostError(why)
 
-    def await_masks(self, work: Callable[[dict[int, bytes | GrammarFailure | None]], None],
-                    thread: ThreadPoolExecutor) -> None:
-        """Have ``work`` fill in rows."""
-        self._parts.append(thread.submit(work, self._made))
+    def await_masks(self, known: Sequence[_Known], thread: ThreadPoolExecutor) -> None:
+        """Have these rows filled in, in this order."""
+        self._parts.append(thread.submit(self._make, known))
+
+    def _make(self, known: Sequence[_Known]) -> None:
+        """For as long as the step waits: a later one asks for the rest anew, and is not to wait behind this one."""
+        for row, grammar, state in known:
+            if self._is_over:
+                return
+            begin_s = time.perf_counter()
+            try:
+                self._made[row] = state.mask_behind(grammar)
+                state.mask_s = time.perf_counter() - begin_s
+            except BaseException as error:  # noqa: BLE001 - a panic of the library too; it concerns this row only
+                self._made[row] = _as_failure(error)
 
     def await_state(self, row: int, built: Future[_Built]) -> None:
         """The row's mask comes with its state: soon, or in a later step, as compiling may take seconds."""
@@ -281,6 +302,7 @@ class Masks:
             raise self._lost
         wait(self._parts, max(LEAST_WAIT_S, time.perf_counter() - self._begin_s))
         wait(self._built.values(), LEAST_WAIT_S)
+        self._is_over = True
         rows: list[SamplingRow] = []
         instead: dict[int, int] = {}
         for row in sampling:
@@ -373,7 +395,7 @@ class Grammars:
                 masks.await_state(row, found)
         if known:
             known.sort(key=lambda entry: entry[2].mask_s)  # what is expensive keeps nothing else waiting
-            masks.await_masks(partial(_make, known), self._threads[0])
+            masks.await_masks(known, self._threads[0])
         while self._states and next(iter(self._states.values())).step < self._num_steps - KEPT_STEPS:
             self._states.popitem(last=False)[1].built.cancel()
         return masks
@@ -433,16 +455,6 @@ class Grammars:
             tokenizer = make_tokenizer(self._read(), end_token_ids, self._vocab_size)
             self._tokenizers[end_token_ids] = tokenizer
         return tokenizer
-
-
-def _make(known: list[_Known], made: dict[int, bytes | GrammarFailure | None]) -> None:
-    for row, grammar, state in known:
-        begin_s = time.perf_counter()
-        try:
-            made[row] = state.mask_behind(grammar)
-            state.mask_s = time.perf_counter() - begin_s
-        except BaseException as error:  # noqa: BLE001 - a panic of the library too; it concerns this row only
-            made[row] = _as_failure(error)
 
 
 def _as_failure(error: BaseException) -> GrammarFailure:

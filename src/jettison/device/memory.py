@@ -232,7 +232,7 @@ class DeviceMemory:
         # number of blocks does not shrink.
         plan = self._plan(spec, live_blocks)
         self._check_copies(copies, plan)
-        self._pool.wait_idle()
+        self._come_to_rest()
         calls_before = self._pool.num_calls
         try:
             self._or_broken(partial(remap, self._arenas, self._map, plan))
@@ -437,6 +437,13 @@ class DeviceMemory:
             raise ValueError(f"a block is copied to where it would be lost: {line} and up")
         if any(not 0 <= src < self.capacity_blocks for src in sources):
             raise ValueError(f"a block is copied from beyond the {self.capacity_blocks} that there are")
+
+    def _come_to_rest(self) -> None:
+        """Raises WorkerLostError: a device that fails here has failed for good."""
+        try:
+            self._pool.wait_idle()
+        except MappingError as error:
+            raise WorkerLostError(f"the device does not come to rest: {error}") from error
 
     def _or_broken(self, step: Callable[[], None]) -> None:
         """Run a step; after its WorkerLostError the memory is in an unknown state."""

@@ -16,7 +16,7 @@ from pretendedcard import PretendedCard
 from jettison.device.cuda.bytes import CardBytes
 from jettison.device.cuda.card import Card
 from jettison.device.cuda.pieces import Copying, Piece, Way, in_a_row
-from jettison.errors import MappingError
+from jettison.errors import MappingError, WorkerLostError
 
 PIECE = 4096
 COPYING = Copying(Way.KERNEL, PIECE, 2)
@@ -100,6 +100,23 @@ def test_a_link_s_memory_that_cannot_be_pinned_is_copied_all_the_same(card, capl
 
 
 @pytest.mark.skipif(ON_CARD, reason="a card pins much")
+@pytest.mark.skipif(ON_CARD, reason="no card is to fail")
+@pytest.mark.parametrize("call", [
+    lambda moved, card: moved.tensor(noise(64), torch.uint8, (64,)),
+    lambda moved, card: moved.read(on_card(card, noise(64))),
+    lambda moved, card: moved.copy_in(noise(64), on_card(card, noise(64))),
+], ids=["tensor", "read", "copy_in"])  # fmt: skip
+def test_a_card_that_has_failed_ends_the_worker(call, card, moved, monkeypatch):
+    def failed(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with monkeypatch.context() as patch:
+        for name in ("copy_in", "copy_out", "synchronize"):
+            patch.setattr(card, name, failed)
+        with pytest.raises(WorkerLostError, match="the card has failed: CUDA error"):
+            call(moved, card)
+
+
 def test_memory_that_cannot_be_pinned_is_an_error_of_one_line():
     card = PretendedCard(most_pinned=PIECE)
     card.start()

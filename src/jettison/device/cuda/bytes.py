@@ -22,6 +22,7 @@ from torch import Tensor
 from jettison.device.bytesview import as_numpy_uint8, as_tensor_uint8
 from jettison.device.cuda.card import Addresses, Card
 from jettison.device.cuda.pieces import LINKS, MAX_ROWS, ROW_UNIT, Copying, Piece, Pieces, Way, in_a_row
+from jettison.device.cuda.running import wait_for
 from jettison.device.devicebytes import Bytes
 from jettison.errors import MappingError
 
@@ -43,20 +44,30 @@ class CardBytes:
         self._copying = copying
         self._pieces = Pieces(self._card, copying.piece_bytes, _AHEAD + 1)
 
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """A card that has failed says so wherever it is asked: the calls here raise WorkerLostError then."""
+        try:
+            yield
+        except RuntimeError:
+            wait_for(self._card)
+            raise
+
     def read(self, source: Tensor) -> Bytes:
         """A copy."""
         out = np.empty(source.nbytes, dtype=np.uint8)
-        self._out(_flat(source), torch.from_numpy(out))
+        with self._told():
+            self._out(_flat(source), torch.from_numpy(out))
         return out
 
     def copy_out(self, source: Tensor, out: Bytes) -> None:
         """See ``DeviceBytes``."""
-        with self._card.links():
+        with self._told(), self._card.links():
             self._out(_flat(source), as_tensor_uint8(out))
 
     def copy_in(self, data: Bytes, target: Tensor) -> None:
         """See ``DeviceBytes``."""
-        with self._card.links():
+        with self._told(), self._card.links():
             self._in(as_tensor_uint8(data), _flat(target))
 
     @contextmanager
@@ -72,7 +83,7 @@ class CardBytes:
         try:
             host = piece.host[: len(flat)]
             yield host.view(target.dtype).view(target.shape)
-            with self._card.links():
+            with self._told(), self._card.links():
                 self._card.copy_in(host, flat)
                 piece.mark_end()
         finally:
@@ -80,8 +91,9 @@ class CardBytes:
 
     def tensor(self, data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """In memory of its own."""
-        made = self._card.empty(len(data)).view(dtype).view(shape)
-        self._in(as_tensor_uint8(data), _flat(made))
+        with self._told():
+            made = self._card.empty(len(data)).view(dtype).view(shape)
+            self._in(as_tensor_uint8(data), _flat(made))
         return made
 
     def pin(self, memory: Bytes) -> Callable[[], None]:
@@ -94,7 +106,7 @@ class CardBytes:
 
     def gather(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], out: Tensor) -> None:
         """See ``pieces.Way``. Where ``out`` is pinned, straight to it."""
-        with self._card.links():
+        with self._told(), self._card.links():
             self._gather(tables, rows, out)
 
     def _gather(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], out: Tensor) -> None:
@@ -114,7 +126,7 @@ class CardBytes:
 
     def scatter(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], data: Tensor) -> None:
         """Likewise."""
-        with self._card.links():
+        with self._told(), self._card.links():
             self._scatter(tables, rows, data)
 
     def _scatter(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], data: Tensor) -> None:

@@ -27,7 +27,8 @@ def describe(logits: Tensor, lines: Tensor, tokens: Tensor, num_top: int) -> dic
     """See ``plaindraws.describe``, for at most ``MOST_TOP`` likeliest tokens."""
     num_rows, vocab = len(lines), logits.shape[1]
     num_parts = triton.cdiv(vocab, CHUNK)
-    floats = torch.empty(2, num_rows, num_parts, dtype=torch.float64, device=logits.device)
+    # Two of them: the second half of one would be aligned for some numbers of rows alone, and compiled for anew.
+    floats = [torch.empty(num_rows, num_parts, dtype=torch.float64, device=logits.device) for _ in range(2)]
     above = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
     keys = torch.empty(num_rows, num_parts, MOST_TOP, dtype=torch.int64, device=logits.device)
     own, rank = torch.empty_like(lines, dtype=torch.float64), torch.empty_like(lines)

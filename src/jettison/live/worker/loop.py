@@ -309,6 +309,8 @@ class WorkerLoop:
             if what == "load":
                 self._reach("after_check")
             self._emit(ports.ShardLoaded(self.worker_id, command.call_id))
+        except WorkerLostError:
+            raise
         except Exception as error:  # noqa: BLE001  # logged by _failure_of
             self._emit(self._failure_of(command, error))
         self._loading = None
@@ -324,6 +326,8 @@ class WorkerLoop:
                 num_bytes = self._device.copy_to_host(layers, src, dst)
             else:
                 num_bytes = self._device.copy_from_host(layers, dst, src)
+        except WorkerLostError:
+            raise
         except Exception:
             log.exception("copy %d failed", command.transfer_id)
             complete = False

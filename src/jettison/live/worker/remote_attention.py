@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jettison.device.step import Int32s, StepInput
-from jettison.errors import LinkDownError, RemoteAttentionError
+from jettison.errors import LinkDownError, RemoteAttentionError, WorkerLostError
 from jettison.live.worker.device_port import Device
 from jettison.live.worker.failpoints import Failpoint, nowhere
 from jettison.transport.link import Bytes, Frame, FrameKind, Link
@@ -278,6 +278,8 @@ class PeerAttention:
             self._reach("before_attention")
             answer = self._device.attend(layer, tables.rows, rows, payload[:ints_at], positions)
             self._reach("after_attention")
+        except WorkerLostError:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the asker's step fails with it and is repeated
             log.warning("attention for worker %d refused: %s", peer, error)
             message = np.frombuffer(f"{error}".encode()[:MAX_MESSAGE_BYTES], dtype=np.uint8)

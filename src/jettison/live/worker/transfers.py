@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from jettison.core.ports import SendKV, SendShard, Transfer, TransferEnded
 from jettison.device.model.identity import Digester
-from jettison.errors import JettisonError, LinkDownError
+from jettison.errors import JettisonError, LinkDownError, WorkerLostError
 from jettison.live.worker.device_port import Device
 from jettison.transport.link import Bytes, Frame, FrameKind, Link
 from jettison.types import LayerRange, ShardId, TransferId
@@ -100,7 +100,7 @@ class OutgoingTransfer(ABC):
                 if not self._send_piece(link, device, piece_bytes):
                     return sent, False
                 sent = True
-            except LinkDownError:
+            except (LinkDownError, WorkerLostError):
                 raise
             except Exception:
                 log.exception("transfer %d: reading failed here; the destination will tell that it is incomplete",
@@ -279,7 +279,7 @@ class IncomingTransfers:
             else:
                 transfer.num_bytes += _write_shard(frame, device, transfer.shard, transfer.num_bytes)
                 transfer.digester.update(frame.payload)
-        except TransferProtocolError:
+        except (TransferProtocolError, WorkerLostError):
             raise
         except IndexError as error:
             # Of one that was called off for a layout, which has been applied before its last pieces came.
@@ -297,6 +297,8 @@ class IncomingTransfers:
         if complete and transfer.shard is not None:
             try:
                 device.mark_shard_filled(transfer.shard, transfer.digester.digest())
+            except WorkerLostError:
+                raise
             except JettisonError as error:
                 log.error("transfer %d: %s", transfer_id, error)
                 complete = False
