@@ -241,6 +241,14 @@ class TestOnACard:
         host.copy_in(memory, SHAPE.all_layers, [0, 1], [99, 10])
         assert len(card.pinned_bytes) == count
 
+    @pytest.mark.parametrize("num_slots", [1, 7, 8])
+    def test_no_more_is_pinned_than_the_slots_have(
+        self, memory: DeviceMemory, make: Making, card: PretendedCard, num_slots: int
+    ) -> None:
+        make(num_slots).copy_out(memory, SHAPE.all_layers, [0] * num_slots, range(num_slots))
+        parts = [num_bytes for num_bytes in card.pinned_bytes.values() if num_bytes <= 8 * BLOCK_BYTES]  # no pieces
+        assert sum(parts) == num_slots * SHAPE.num_layers * BLOCK_BYTES
+
     def test_what_cannot_be_pinned_fails_in_one_line_and_changes_nothing(
         self, memory: DeviceMemory, make: Making, card: PretendedCard
     ) -> None:

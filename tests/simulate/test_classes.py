@@ -18,9 +18,10 @@ from specs import spec
 from jettison.errors import ConfigError
 from jettison.policy.offline import OfflineParams
 from jettison.report.classes import TOKEN_SERIES, class_figure, grown, total_per_s
-from jettison.report.results import RunResult, read_results, write_results
+from jettison.report.results import SENDERS_ENDED, RunResult, read_results, write_results
 from jettison.simulate.cases import cases_of, run_case
 from jettison.simulate.run import SimulationOptions, simulate_workload
+from jettison.simulate.sizing import Objective
 from jettison.simulate.spec import parse_spec
 from jettison.simulate.workloads import build_pool
 from jettison.workload.lengths import Lengths, LogNormalPair
@@ -48,6 +49,15 @@ def test_an_endless_batch_keeps_its_number_unfinished_until_arrivals_end() -> No
     assert offline["unfinished"] <= 4
     assert run.requests_detail is not None and len(run.requests_detail) == 10 == run.ttft_s.count
     assert run.requests.submitted == 10 + len(rows) == run.requests.completed
+
+
+def test_a_batch_that_the_run_s_end_cuts_off_has_failed_and_no_cluster_holds_it() -> None:
+    pool = OfflinePool(FIXED, unfinished=1, num_requests=1000)
+    run = served(pool, until_s=1.0)
+    assert run.classes is not None and run.classes["offline"]["requests"]["submitted"] == 1000
+    assert run.classes["offline"]["unfinished"] == 0 < run.classes["offline"]["requests"]["failed"]
+    assert run.requests.submitted == len(CHAT.rows) + 1000 > run.requests.completed
+    assert not Objective(ttft_p99_s=1e9).holds([run])
 
 
 def test_a_batch_with_an_end_is_served_to_it() -> None:
@@ -113,10 +123,11 @@ def test_a_request_that_is_too_long_ends_its_own_sender_alone(unfinished: int | 
     assert run.classes is not None
     counts = run.classes["offline"]["requests"]
     assert counts["completed"] + counts["failed"] == counts["submitted"]
-    if unfinished is None:  # a sender a request
-        assert counts["submitted"] == 30 and counts["failed"] > 3
-    else:
-        assert counts["failed"] == unfinished
+    assert counts["submitted"] == 30 and counts["failed"] > 3
+    if unfinished is not None:  # else a sender a request
+        errors = [row["error"] for row in run.classes["offline"]["requests_detail"] if row["error"]]
+        assert sum("tokens exceed" in error for error in errors) == unfinished
+        assert {error for error in errors if "tokens exceed" not in error} == {SENDERS_ENDED}
 
 
 def test_classes_survive_a_recording_and_its_simulation(tmp_path: Path) -> None:

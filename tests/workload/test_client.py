@@ -244,6 +244,21 @@ async def test_a_batch_with_an_end_is_waited_for(serve) -> None:
     assert run.requests.completed == 13
 
 
+async def test_of_a_batch_with_an_end_what_is_cut_off_or_never_sent_has_failed(serve) -> None:
+    pool = OfflinePool(OFFLINE, unfinished=2, num_requests=50)
+    async with serve(behaviour={9: "hang", 10: "hang"}) as fake:
+        run = await replay(fake.url, WORKLOAD, ReplayOptions(pool=pool, total_timeout_s=1.0))
+    assert run.classes is not None and run.classes["offline"]["unfinished"] == 0
+    counts = run.classes["offline"]["requests"]
+    assert counts["submitted"] == 50 == counts["completed"] + counts["failed"] and counts["failed"]
+    assert run.requests.submitted == 58 and run.requests.unanswered >= counts["failed"]
+    async with serve(behaviour=dict.fromkeys(range(100), "reject")) as fake:
+        run = await replay(fake.url, WORKLOAD, ReplayOptions(pool=pool))
+    assert run.classes is not None
+    rows = run.classes["offline"]["requests_detail"]
+    assert len(rows) == 50 and "a request of each sender had failed" in rows[-1]["error"]
+
+
 async def test_a_batch_that_is_refused_is_not_sent_again_and_again(serve) -> None:
     async with serve(behaviour=dict.fromkeys(range(100), "reject")) as fake:
         run = await replay(fake.url, WORKLOAD, ReplayOptions(pool=OfflinePool(OFFLINE, unfinished=3)))

@@ -74,6 +74,11 @@ class RequestCounts:
         return self.failed + self.rejected
 
 
+TIME_WAS_UP = "the run's time was up"
+NOT_SENT = f"not sent: {TIME_WAS_UP}"
+SENDERS_ENDED = "not sent: a request of each sender had failed, or was refused"
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """The record of one request; times are seconds since the workload's time zero."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jettison.core.ports import OfflineStored, StoredWork
-from jettison.report.results import RequestRecord
+from jettison.report.results import NOT_SENT, SENDERS_ENDED, TIME_WAS_UP, RequestRecord
 from jettison.sim.cluster import SimulatedCluster
 from jettison.types import NANOSECONDS
 from jettison.workload.pool import OfflinePool
@@ -107,6 +107,20 @@ class BatchClient:
             at_s = cluster.loop.now_ns / NANOSECONDS + self._turnaround_s
             cluster.expect_arrival(round(at_s * NANOSECONDS), lambda: self._fill(cluster))
 
+    def close(self, now_s: float) -> None:
+        """The run is over: of a batch with an end, what is open or was never sent has failed."""
+        if self._pool.num_requests is None:
+            return
+        for record in self.records:
+            if record.finished_s is None:
+                record.error, record.finished_s = TIME_WAS_UP, now_s
+        why = NOT_SENT if self._num_senders else SENDERS_ENDED
+        for drawn in self._lengths:
+            index = next(self._indices)
+            self.records.append(RequestRecord(index, self._pool.start_s, *drawn, is_offline=True, error=why))
+            self._indices_sent.add(index)
+        self._num_open = 0
+
     def _close(self) -> None:
         self._is_closed = True
 
@@ -147,6 +161,11 @@ class BatchClients:
     def is_over(self) -> bool:
         """Of each ``BatchClient.is_over``."""
         return all(client.is_over for client in self._clients)
+
+    def close(self, now_s: float) -> None:
+        """The run is over."""
+        for client in self._clients:
+            client.close(now_s)
 
     @property
     def num_unfinished(self) -> int:

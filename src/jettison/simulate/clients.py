@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jettison.core import ports
-from jettison.report.results import RequestRecord, Summary
+from jettison.report.results import NOT_SENT, TIME_WAS_UP, RequestRecord, Summary
 from jettison.sim.cluster import SimulatedCluster
 from jettison.simulate.batch_clients import BatchClients
 from jettison.types import NANOSECONDS, FinishReason, Request, RequestId, SamplingParams, ServiceClass
@@ -132,7 +132,8 @@ class Clients:
     @property
     def all_records(self) -> list[RequestRecord]:
         """Those of the load, and of a batch beside it; but what an endless one had under way when the run ended."""
-        return [*self.records, *(r for r in self._batches.records if r.finished_s is not None)]
+        ended = (r for r in self._batches.records if r.finished_s is not None or r.error is not None)
+        return [*self.records, *ended]
 
     @property
     def num_unfinished(self) -> int:
@@ -148,10 +149,11 @@ class Clients:
         for record in self._open.values():
             if self._is_of_batch(record):
                 continue
-            record.error = "the run's time was up"
+            record.error = TIME_WAS_UP
             record.finished_s = now_s
         for record in self.records[self._next :]:
-            record.error = "not sent: the run's time was up"
+            record.error = NOT_SENT
+        self._batches.close(now_s)
 
     def on_emit(self, emit: ports.Emit, now_ns: int) -> None:
         """The last token of a request, or its end without one, has left the engine."""

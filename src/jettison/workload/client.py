@@ -19,7 +19,15 @@ import numpy as np
 
 from jettison.errors import UserError
 from jettison.report.classes import build_by_class
-from jettison.report.results import METRIC_DEFINITIONS, RequestRecord, RunResult, summarize
+from jettison.report.results import (
+    METRIC_DEFINITIONS,
+    NOT_SENT,
+    SENDERS_ENDED,
+    TIME_WAS_UP,
+    RequestRecord,
+    RunResult,
+    summarize,
+)
 from jettison.workload.observe import ServerObserver
 from jettison.workload.options import Endpoint, PromptKind
 from jettison.workload.pool import OfflinePool
@@ -137,8 +145,11 @@ class _Replay:
             for index, row in enumerate(workload.rows)
         ]
         self._of_batch: list[RequestRecord] = []
+        self._batch_lengths = iter(()) if options.pool is None else options.pool.lengths_drawn()
         self._cancel_after = _draw_cancels(workload, options)
         self._slots = asyncio.Semaphore(options.max_concurrency) if options.max_concurrency else None
+        self._is_cut_off = False
+        """The run's time was up before its end."""
         self._start_s = 0.0
         self._num_open = self._most_open = self._num_ended = 0
 
@@ -165,7 +176,8 @@ class _Replay:
             await observer.close()
             events = await observer.events()
         deployment = await observer.deployment() if options.observe else None
-        ended = [record for record in self._of_batch if record.finished_s is not None]
+        self._close_batch()
+        ended = [record for record in self._of_batch if record.finished_s is not None or record.error is not None]
         return build_by_class(
             options.name,
             [*self._records, *ended],
@@ -199,6 +211,7 @@ class _Replay:
                 await asyncio.gather(*tasks)
                 await batch
         except TimeoutError:
+            self._is_cut_off = True
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -214,9 +227,8 @@ class _Replay:
         if pool is None:
             return
         await asyncio.sleep(max(0.0, pool.start_s - self._now_s()))
-        lengths = pool.lengths_drawn()
         num_senders = pool.unfinished or pool.num_requests or 0
-        senders = asyncio.gather(*(self._send_one_by_one(lengths) for _ in range(num_senders)))
+        senders = asyncio.gather(*(self._send_one_by_one(self._batch_lengths) for _ in range(num_senders)))
         if pool.num_requests is not None:
             await senders
             return
@@ -238,10 +250,23 @@ class _Replay:
     def _close_unfinished(self) -> None:
         for record in self._records:
             if record.finished_s is None and record.sent_s is not None:
-                record.error = "the run's time was up"
+                record.error = TIME_WAS_UP
                 record.finished_s = self._now_s()
             elif record.finished_s is None:
-                record.error = "not sent: the run's time was up"
+                record.error = NOT_SENT
+
+    def _close_batch(self) -> None:
+        """Of a batch with an end, what is open or was never sent has failed."""
+        pool = self._options.pool
+        if pool is None or pool.num_requests is None:
+            return
+        for record in self._of_batch:
+            if record.finished_s is None:
+                record.error, record.finished_s = TIME_WAS_UP, self._now_s()
+        why = NOT_SENT if self._is_cut_off else SENDERS_ENDED
+        for drawn in self._batch_lengths:
+            index = len(self._records) + len(self._of_batch)
+            self._of_batch.append(RequestRecord(index, pool.start_s, *drawn, is_offline=True, error=why))
 
     def _body(self, record: RequestRecord) -> bytes:
         options = self._options

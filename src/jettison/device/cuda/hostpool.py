@@ -8,6 +8,7 @@ Copies run in ``device.cuda.copies``; the controller keeps the book of the slots
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,6 +131,12 @@ class PinnedPool:
         part = self._parts.get(number)
         if part is None:
             slot_bytes = self._num_layers * self._block_bytes
-            part = self._card.pinned(self._slots_a_part * slot_bytes).view(-1, slot_bytes)
+            num_slots = min(self._slots_a_part, self.num_slots - number * self._slots_a_part)
+            # Torch would pin a power of two, up to twice as much. The page behind a part is between it and the next: no
+            # copy may go over the end of what was pinned at one time.
+            memory = mmap.mmap(-1, num_slots * slot_bytes + mmap.PAGESIZE)
+            pinned = memoryview(memory)[: num_slots * slot_bytes]
+            self._card.pin(pinned)
+            part = as_tensor_uint8(pinned).view(-1, slot_bytes)
             self._parts[number] = part
         return part
