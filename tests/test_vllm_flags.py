@@ -32,6 +32,8 @@ def test_the_model_may_be_a_flag_beside_another_place():
         assert not found.refusals and found.line == ["in.jsonl", "m"]
     for words in (["in.jsonl", "n", "--model", "m"], ["in.jsonl", "--model", "m", "--model", "n"]):
         assert "named twice" in str(translate_line(words, OURS, 2).refusals)
+    told = str(translate_line(["--model", "m"], OURS, 2).refusals)
+    assert told == "--model m: what stands before the model is missing"
 
 
 def test_every_flag_has_one_verdict_and_a_meaning():

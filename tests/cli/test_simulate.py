@@ -106,6 +106,20 @@ def test_explain_simulates_by_itself_what_the_file_has_no_run_of(
     assert told.endswith("requests to simulate take a while: ask for them with --counterfactual swap,migrate,pipeline")
 
 
+def test_explain_tells_which_policies_it_left_out_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = spec(variants=["drop"], settings={"max_instances": 3}, timing={"start_s": 1.0})
+    path, results = tmp_path / "run.yaml", tmp_path / "runs.json"
+    path.write_text(yaml.safe_dump(raw))
+    assert main(["simulate", str(path), "--json", str(results), "--processes", "1"]) == 0
+    capsys.readouterr()
+    assert main(["explain", str(results), "--slo-ttft", "0.05", "--processes", "1"]) == 0
+    text = capsys.readouterr().out
+    (told,) = [line for line in text.splitlines() if line.startswith("not simulated")]
+    assert told.startswith("not simulated under other policies: pipeline: ") and "recompute (simulated)" in text
+
+
 def test_explain_compares_inside_a_point_of_a_sweep_and_by_variant(tmp_path: Path) -> None:
     variants = ["recompute", "drop", {"name": "patient", "policy": "drop", "settings": {"drop_dwell_ms": 60}}]
     raw = spec(variants=variants, sweep={"cluster.instances": [2, 3]})

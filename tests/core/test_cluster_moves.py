@@ -300,6 +300,22 @@ def test_four_that_compute_binds_become_two_pairs_where_a_request_needs_two(monk
     cluster.expect_outputs()
 
 
+def test_three_are_not_emptied_where_a_request_needs_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forecast weighs three instances; a pair and one that is left over would be another thing."""
+    cluster = FakeCluster(num_workers=3, num_layers=6, max_seqs=2, max_tokens=64)
+    for at_ms in (1, 60):
+        cluster.order_at("drop", at_ms)
+    cluster.run(stop=lambda: len(cluster.core.groups) == 1 and not cluster.core.moves.merges)
+    compute_binds_pipelines(monkeypatch, cluster)
+    one = cluster.workers[0].full_blocks * 4
+    cluster.submit("long", [3] * (one - 40), 100, cluster.now / MS, ignore_eos=True)
+    overload(cluster, 150, at_ms=cluster.now / MS + 1)
+    cluster.run(stop=lambda: len(cluster.outputs.get("long", ())) > 90)
+    assert len(cluster.outputs["long"]) > 90 and "yield" not in kinds(cluster)
+    cluster.run()
+    cluster.expect_outputs()
+
+
 def test_a_restore_that_a_compute_bound_flood_overtakes_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = FakeCluster(max_seqs=2, max_tokens=64)
     cluster.order_at("drop", 1)

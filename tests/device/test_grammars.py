@@ -333,6 +333,44 @@ def test_masks_that_come_late_are_those_of_the_next_step(folder: Path, monkeypat
     grammars.close()
 
 
+def test_what_was_not_reached_has_its_turn_and_what_is_there_costs_nothing(folder: Path) -> None:
+    """An expensive mask waits for one step of cheap ones, and no longer."""
+    tokenizer = make_tokenizer(read_vocabulary(folder), END, VOCAB_SIZE)
+    text = grammar_text("choice", '["yes"]', None, {})
+    begun = GrammarRow("r", text, "", 0, b"", END)
+    longer = GrammarRow("r", text, "", 0, pack_ints(tokenizer.tokenize_str("yes")), END)
+    states = [GrammarState(tokenizer, begun) for _ in range(3)]
+    for state, cost_s in zip(states, (3.0, 1.0, 2.0), strict=True):
+        state.mask_behind(begun)
+        state.mask_s = cost_s
+
+    def order(*rows: GrammarRow) -> list[int]:
+        return sorted(range(3), key=lambda at: states[at].urgency(rows[at]))
+
+    assert order(begun, begun, begun) == [1, 2, 0] == order(longer, longer, longer)
+    states[0].is_owed = True
+    assert order(longer, longer, longer) == [0, 1, 2], "it has not been reached before"
+    assert order(longer, longer, begun) == [2, 0, 1], "it is there"
+    states[2].mask_behind(begun)
+    assert states[2].mask_s == 2.0, "to find a mask is not to make one"
+
+
+def test_a_mask_is_owed_until_it_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary, grammars = make(folder)
+    drawing = Drawing(vocabulary, grammar_text("regex", "(yes)*", None, {}))
+    drawing.step(grammars)
+    drawing.mask(grammars)
+    state = grammars._states["r"].built.result().state
+    assert state is not None and not state.is_owed
+    with monkeypatch.context() as patched:
+        patched.setattr(grammars_module.Masks, "_make", lambda *_: None)  # the step before takes all the time
+        assert grammars.begin([drawing.row()]) is not None
+    assert state.is_owed
+    drawing.mask(grammars)
+    assert not state.is_owed
+    grammars.close()
+
+
 def test_a_grammar_that_goes_beyond_its_bounds_fails_alone(folder: Path) -> None:
     vocabulary, grammars = make(folder)
     good = Drawing(vocabulary, grammar_text("choice", '["yes"]', None, {})).row()

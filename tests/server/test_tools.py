@@ -658,6 +658,20 @@ async def test_a_tool_that_is_not_strict_is_called_though_its_schema_cannot_be_f
     assert [line.split("'")[1] for line in sorted(told)] == ["tools.parameters.pattern", "tools.parameters.uniqueItems"]
 
 
+async def test_of_a_tool_that_may_not_be_called_nothing_is_said_to_be_left_out(serve, tokenizer_of, caplog):
+    schema = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}}
+    odd = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    async with serve(FakeEngine(max_model_len=8000), tokenizer=tokenizer_of(template("qwen3"))) as served:
+        for fields in (
+            {"tool_choice": "none", "response_format": {"type": "json_object"}},
+            {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+        ):
+            answer = await served.post(
+                "/v1/chat/completions", ASK | {"tools": [WEATHER, odd], "max_tokens": 5} | fields)
+            assert answer.status_code == 200, answer.text
+    assert not [record for record in caplog.records if "tools.parameters." in record.getMessage()]
+
+
 # --- anything at all
 
 TEXTS = (

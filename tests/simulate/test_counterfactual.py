@@ -250,11 +250,14 @@ def test_a_live_run_whose_processes_came_and_went_is_simulated_with_those_of_its
 def test_policies_that_settings_forbid_are_left_out_where_none_was_named() -> None:
     raw = spec(settings={"max_instances": 3}, timing={"start_s": 1.0}, variants=["recompute"])
     run = run_case(cases_of(raw, "file")[0])
-    found = counterfactual_runs(run, ["swap", "pipeline"], num_processes=1, leaves_out=True)
+    told = list[str]()
+    found = counterfactual_runs(run, ["swap", "pipeline"], num_processes=1, note=told.append)
     assert list(found) == ["swap (simulated)"]
-    for policies, leaves_out in ((["swap", "pipeline"], False), (["pipeline"], True)):
+    assert len(told) == 1 and told[0].startswith("pipeline: ") and "keeps its instances in pairs" in told[0]
+    for policies, note in ((["swap", "pipeline"], None), (["pipeline"], told.append)):
         with pytest.raises(ConfigError, match="keeps its instances in pairs"):
-            counterfactual_runs(run, policies, num_processes=1, leaves_out=leaves_out)
+            counterfactual_runs(run, policies, num_processes=1, note=note)
+    assert len(told) == 1
 
 
 def test_a_client_that_hung_up_does_so_in_the_simulation(drop_and_recompute: tuple[RunResult, RunResult]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -154,7 +154,8 @@ def _check_flags(asked: Asked, no_counterfactual: bool) -> None:
 def _simulated(
     run: RunResult, others: dict[str, RunResult], asked: Asked, run_file: Path, num_before: int, console: Console
 ) -> tuple[dict[str, RunResult], str | None]:
-    """What was simulated of a run, and one line that says why nothing was, where something could be expected.
+    """What was simulated of a run, and one line that says why nothing was, or what was not, where something could be
+    expected.
 
     What was not asked for is simulated where there is a card for it and that takes seconds, together with the
     ``num_before`` requests of runs before it. Raises UserError where the user asked, by policies or by a profile, for
@@ -170,8 +171,10 @@ def _simulated(
             return {}, None
         if (told := told_if_long(run, len(policies), num_before)) is not None:
             return {}, f"{told}: ask for them with --counterfactual {','.join(policies)}"
+    left_out = list[str]()
     try:
-        return _simulate(run, policies, asked, run_file, console), None
+        simulated = _simulate(run, policies, asked, run_file, None if asked.policies else left_out.append, console)
+        return simulated, "; ".join(left_out) or None
     except JettisonError as error:
         if asked.policies is not None or asked.profile is not None:
             raise
@@ -179,7 +182,8 @@ def _simulated(
 
 
 def _simulate(
-    run: RunResult, policies: Sequence[str], asked: Asked, run_file: Path, console: Console
+    run: RunResult, policies: Sequence[str], asked: Asked, run_file: Path, note: Callable[[str], None] | None,
+    console: Console,
 ) -> dict[str, RunResult]:
     from jettison.report.terminal import phase
     from jettison.simulate.counterfactual import counterfactual_runs
@@ -187,8 +191,7 @@ def _simulate(
     _warn_of_profile(run, asked.profile)
     with phase(f"simulating what {run.name} met under {', '.join(policies)}", console):
         return counterfactual_runs(
-            run, policies, profile=asked.profile, run_file=run_file, num_processes=asked.processes,
-            leaves_out=asked.policies is None,
+            run, policies, profile=asked.profile, run_file=run_file, num_processes=asked.processes, note=note
         )
 
 

@@ -152,6 +152,8 @@ class GrammarState:
         """As of ``mask_behind``, for the output as it has been told."""
         self.mask_s = 0.0
         """Seconds that the last mask took."""
+        self.is_owed = False
+        """A step has asked for its mask, and it has not been made since."""
 
     @property
     def num_tokens(self) -> int:
@@ -178,10 +180,18 @@ class GrammarState:
         made is kept until the output is longer: it may have come too late for its step. Raises GrammarFailure."""
         more = unpack_ints(row.output_ids)[self.num_tokens - row.num_before :].tolist()
         if more or self._mask is _NOT_YET:
+            begin_s = time.perf_counter()
             self._mask = _NOT_YET
             self.advance(more)
             self._mask = self._make_mask()
+            self.mask_s = time.perf_counter() - begin_s
         return self._mask  # type: ignore[return-value]
+
+    def urgency(self, row: GrammarRow) -> tuple[bool, bool, float]:
+        """The states of a step in the order in which their masks are made: those that are there first, then those that
+        are owed, so that each has its turn, and the cheap ones first, as what is expensive keeps others waiting."""
+        is_there = self._mask is not _NOT_YET and row.num_before + len(unpack_ints(row.output_ids)) == self.num_tokens
+        return not is_there, not self.is_owed, self.mask_s
 
     def _make_mask(self) -> bytes | None:
         bits: Bits = np.zeros((self._tokenizer.vocab_size + 31) // 32, dtype=np.uint32)
@@ -285,10 +295,9 @@ class Masks:
         for row, grammar, state in known:
             if self._is_over:
                 return
-            begin_s = time.perf_counter()
             try:
                 self._made[row] = state.mask_behind(grammar)
-                state.mask_s = time.perf_counter() - begin_s
+                state.is_owed = False
             except BaseException as error:  # noqa: BLE001 - a panic of the library too; it concerns this row only
                 self._made[row] = _as_failure(error)
 
@@ -394,7 +403,9 @@ class Grammars:
             else:
                 masks.await_state(row, found)
         if known:
-            known.sort(key=lambda entry: entry[2].mask_s)  # what is expensive keeps nothing else waiting
+            known.sort(key=lambda entry: entry[2].urgency(entry[1]))
+            for _, _, state in known:
+                state.is_owed = True
             masks.await_masks(known, self._threads[0])
         while self._states and next(iter(self._states.values())).step < self._num_steps - KEPT_STEPS:
             self._states.popitem(last=False)[1].built.cancel()

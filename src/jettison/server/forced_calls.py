@@ -73,8 +73,7 @@ def constraint_of(
     end = speech.thinking.end if speech.thinking is not None and speech.thinks == "already" else ""
     if said is not None and not is_forced and (wanted is None or (not may_call and _is_plain(speech))):
         return replace(said, begins_after=end)  # a grammar of the client's is not put into another
-    plan = replace(plan, tools=tuple(_followable(tool, note) for tool in plan.tools))
-    callable_tools = plan.callable_tools if may_call else ()
+    callable_tools = tuple(_followable(tool, note) for tool in plan.callable_tools) if may_call else ()
     if speech.is_harmony:
         body = _in_channels(callable_tools, wanted)
     else:

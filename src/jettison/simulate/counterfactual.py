@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +63,16 @@ def told_if_long(run: RunResult, num_policies: int, num_before: int = 0) -> str 
 
 def counterfactual_runs(
     run: RunResult, policies: Sequence[str], *, profile: Path | None = None, run_file: Path = Path("RUN"),
-    num_processes: int | None = None, leaves_out: bool = False,
+    num_processes: int | None = None, note: Callable[[str], None] | None = None,
 ) -> dict[str, RunResult]:
     """Simulated runs of the same arrivals and lengths under each policy, by names that mark them as simulated.
 
     A live run is simulated under its own policy as well, so that the reader sees the error of the simulation.
     ``profile``: the profile of a live run's machine, where its server had none; the names mark a profile of another
-    machine (``told_of_profile``). ``run_file``: the name of the run's file in messages. ``leaves_out``: policies that
-    the run's settings do not go with are left out, unless that leaves none. Raises UserError where the run lacks its
-    requests or its spec, or its machine has not been measured; ConfigError for policies that its settings forbid.
+    machine (``told_of_profile``). ``run_file``: the name of the run's file in messages. ``note``: policies that the
+    run's settings do not go with are left out, unless that leaves none, and it is told which and why. Raises UserError
+    where the run lacks its requests or its spec, or its machine has not been measured; ConfigError for policies that
+    its settings forbid.
     """
     if profile is None and is_live(run):
         _check_profiled(run, policies, run_file)
@@ -82,17 +83,19 @@ def counterfactual_runs(
     for policy in asked:
         name = f"{policy}{OWN}{with_what})" if policy == own else f"{policy} (simulated{with_what})"
         cases.append(Case(name, _spec(run, policy, profile), variant=policy, seed=seed))
-    possible, refused = list[Case](), list[ConfigError]()
+    possible, refused = list[Case](), list[tuple[Case, ConfigError]]()
     for case in cases:
         spec = parse_spec(case.raw, run.name)
         try:
             cluster_setup(resolve_machine(spec.cluster, spec.settings), spec, spec.variants[0], seed)
         except ConfigError as error:
-            refused.append(error)
+            refused.append((case, error))
         else:
             possible.append(case)
-    if refused and not (leaves_out and possible):
-        raise refused[0]
+    for case, why in refused:
+        if note is None or not possible:
+            raise why
+        note(f"{case.variant}: {why}")
     return {result.name: result for result in run_cases(possible, num_processes=num_processes)}
 
 

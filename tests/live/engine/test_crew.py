@@ -476,3 +476,13 @@ async def test_one_that_ends_while_others_still_start_ends_the_start():
         with pytest.raises(WorkerLostError, match="worker 0 ended with code -9 before all were ready"):
             await starts
     assert now.exits == [] and now.is_closed()
+
+
+async def test_one_that_ends_right_after_it_was_taken_over_is_forgotten(caplog):
+    async with PretendingStage(2) as now:
+        now.die(0)
+        left = now.crew._those_up(now.ready, may_lack=True)
+        assert [event.worker_id for event in left] == [1] and list(now.crew.pids) == [1]
+        await until(lambda: not now.crew._server.is_connected(0))
+        await asyncio.sleep(0)
+        assert now.exits == [] and not caplog.records, "nothing of it is told, and nothing is looked up in vain"

@@ -147,6 +147,8 @@ def _settle_said(each: _Said, options: Mapping[str, bool], walk: _Walk, found: T
         case Set("model", value, _):
             if len(walk.places) > walk.num_places:
                 found.refusals.add("the model is named twice", each.written)
+            elif len(walk.places) < walk.num_places:
+                found.refusals.add("what stands before the model is missing", each.written)
             walk.places.append(str(value))
         case Set(key, value, note):
             ours = f"--{key.replace('_', '-')}"

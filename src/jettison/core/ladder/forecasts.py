@@ -210,7 +210,7 @@ def taking_apart(means: Means, group: Group, fitting_tokens: float) -> TakingApa
     """What a merged group would save by being taken apart. ``fitting_tokens``: KV that its requests may hold for that.
     None while step times are not known."""
     outlook, members = means.loads.outlook, group.worker_ids
-    parts = _parts(len(members))
+    parts = parts_of(len(members))
     tokens = outlook.apart_tokens(members) + outlook.copies_tokens(len(members) - len(parts))
     merged = outlook.arrangement([len(members)], outlook.capacity_tokens([group]))
     apart = outlook.arrangement(parts, tokens)
@@ -225,7 +225,7 @@ def taking_apart(means: Means, group: Group, fitting_tokens: float) -> TakingApa
     return TakingApart(*(forecast(load, plan, HORIZON_S) for plan in (later, now, emptied)))
 
 
-def _parts(num_members: int) -> Sequence[int]:
+def parts_of(num_members: int) -> Sequence[int]:
     """Lengths of the groups that a merged one becomes: a long one goes back by halves, as groups of every second member
     have room for more while requests return."""
     return [1] * num_members if num_members < 4 else [(num_members + 1) // 2, num_members // 2]

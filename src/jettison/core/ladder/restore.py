@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from jettison.core.ladder.forecasts import TakingApart, taking_apart
+from jettison.core.ladder.forecasts import TakingApart, parts_of, taking_apart
 from jettison.core.ladder.outcomes import Decided
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.splits import choose_split
@@ -276,9 +276,12 @@ class RestoreRung(Rung):
         )
 
     def _needs_merging(self, group: Group) -> bool:
-        """Whether some request of the group is foreseen to become too large for any way of splitting it."""
+        """Whether some online request of the group is foreseen to become too large for the parts that the forecast
+        weighs: three members that would leave one over, for a group of two, are not emptied for that."""
+        parts = parts_of(len(group.worker_ids))
         ways = plan_splits(group.stages, self._state.shape.num_layers)
-        return not any(will_hold(self._state, group, way, self._usual_output) for way in ways)
+        weighed = [way for way in ways if [len(part) for part in way.parts] == list(parts)]
+        return not any(will_hold(self._state, group, way, self._usual_output) for way in weighed)
 
     def _fitting_blocks(self, group: Group) -> int:
         """Most blocks that the group may hold for its members to take layers back, in the way of splitting with most

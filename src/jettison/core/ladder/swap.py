@@ -2,9 +2,9 @@
 
 Requests leave before blocks are missing, within a budget for each step that hides the copies behind it. While a request
 of a group is on its way no request of it is recomputed: the blocks that are missing are about to be free, or the
-request that returns is about to run, and may then leave again. Newcomers leave room for what is stored: requests that
-were admitted first run first. A stored request that is larger than what a split has made of its group waits for a
-larger group, and is computed again there.
+request that returns is about to run, and may then leave again. Newcomers leave room for what is stored, as requests
+that were admitted first run first: for online requests alone where offline work makes way for them. A stored request
+that is larger than what a split has made of its group waits for a larger group, and is computed again there.
 """
 
 from __future__ import annotations
@@ -184,7 +184,8 @@ class SwapRung(Rung):
             group.release(self.name, GroupHold.PREEMPTION)
 
     def _keep_room(self, group: Group) -> None:
-        """Have newcomers to the group leave room for its swapped requests, and hold or release its preemption."""
+        """Have newcomers to the group leave the room that its stored requests are owed, and hold or release its
+        preemption."""
         self._hold_preemption(group)
         group.blocks.reserve_everywhere(self.name, self._swap.owed_blocks(group))
 

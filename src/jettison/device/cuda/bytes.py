@@ -79,7 +79,8 @@ class CardBytes:
             yield staged
             self.copy_in(as_numpy_uint8(staged), target)
             return
-        piece = self._pieces.take()
+        with self._told():
+            piece = self._pieces.take()
         try:
             host = piece.host[: len(flat)]
             yield host.view(target.dtype).view(target.shape)

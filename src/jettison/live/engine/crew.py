@@ -171,6 +171,7 @@ class Crew:
             if not may_lack or len(self._lives) == 1:
                 raise WorkerLostError(f"worker {worker} ended as soon as it was ready{shortage_hint()}")
             self._old.append(self._lives.pop(worker))
+            self._abandon(worker, self._old[-1])
         return [event for event in ready if event.worker_id in self._lives]
 
     async def _listen(self) -> None:
@@ -209,9 +210,7 @@ class Crew:
         late = {worker: life for worker, life in lives.items() if worker not in kept}
         for worker, life in late.items():
             log.error("worker %d does not answer the controller of epoch %d and is ended", worker, heritage.epoch)
-            life.reported = True
-            self._server.hang_up(worker)
-            life.handle.kill()
+            self._abandon(worker, life)
             self._old.append(life)
         if late:
             await asyncio.wait([life.handle.ended for life in late.values()])
@@ -259,9 +258,13 @@ class Crew:
             raise WorkerLostError(f"worker {worker} was not ready in {RESTART_TIMEOUT_S:.0f} s") from None
         finally:
             if not life.is_known:
-                life.reported = True
-                self._server.hang_up(worker)
-                life.handle.kill()
+                self._abandon(worker, life)
+
+    def _abandon(self, worker: WorkerId, life: Life) -> None:
+        """End a life that is to be told of no more."""
+        life.reported = True
+        self._server.hang_up(worker)
+        life.handle.kill()
 
     def retire(self, worker: WorkerId) -> None:
         """End a worker that has handed everything on, or whose start was called off, and give its place back once it
