@@ -283,15 +283,21 @@ def test_a_request_that_needs_all_members_ends_a_yield(monkeypatch: pytest.Monke
     cluster.expect_nothing_left()
 
 
-def test_four_that_compute_binds_become_two_pairs_where_a_request_needs_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = FakeCluster(num_workers=4, num_layers=8, max_seqs=2, max_tokens=64)
-    for at_ms in (1, 60, 120):
-        cluster.order_at("drop", at_ms)
+def bound_with_one_that_needs_two(monkeypatch: pytest.MonkeyPatch, num_workers: int) -> FakeCluster:
+    """All workers as one group that compute binds, and at its door "long", which will outgrow an instance."""
+    cluster = FakeCluster(num_workers=num_workers, num_layers=2 * num_workers, max_seqs=2, max_tokens=64)
+    for number in range(1, num_workers):
+        cluster.order_at("drop", 60 * number)
     cluster.run(stop=lambda: len(cluster.core.groups) == 1 and not cluster.core.moves.merges)
     compute_binds_pipelines(monkeypatch, cluster)
     one = cluster.workers[0].full_blocks * 4
     cluster.submit("long", [3] * (one - 40), 100, cluster.now / MS, ignore_eos=True)
     overload(cluster, 150, at_ms=cluster.now / MS + 1)
+    return cluster
+
+
+def test_four_that_compute_binds_become_two_pairs_where_a_request_needs_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = bound_with_one_that_needs_two(monkeypatch, 4)
     cluster.run(stop=lambda: "split" in kinds(cluster))
     assert "yield" in kinds(cluster)
     (split, *_) = [r.fields["homes"] for r in cluster.records if r.kind == "split"]
@@ -302,14 +308,7 @@ def test_four_that_compute_binds_become_two_pairs_where_a_request_needs_two(monk
 
 def test_three_are_not_emptied_where_a_request_needs_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forecast weighs three instances; a pair and one that is left over would be another thing."""
-    cluster = FakeCluster(num_workers=3, num_layers=6, max_seqs=2, max_tokens=64)
-    for at_ms in (1, 60):
-        cluster.order_at("drop", at_ms)
-    cluster.run(stop=lambda: len(cluster.core.groups) == 1 and not cluster.core.moves.merges)
-    compute_binds_pipelines(monkeypatch, cluster)
-    one = cluster.workers[0].full_blocks * 4
-    cluster.submit("long", [3] * (one - 40), 100, cluster.now / MS, ignore_eos=True)
-    overload(cluster, 150, at_ms=cluster.now / MS + 1)
+    cluster = bound_with_one_that_needs_two(monkeypatch, 3)
     cluster.run(stop=lambda: len(cluster.outputs.get("long", ())) > 90)
     assert len(cluster.outputs["long"]) > 90 and "yield" not in kinds(cluster)
     cluster.run()

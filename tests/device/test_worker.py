@@ -227,7 +227,7 @@ def test_life(tiny_models, tmp_path):
     blocks = worker.capacity_blocks
     worker.start()
     assert worker.capacity_blocks == blocks > 0
-    assert (worker.config.num_layers, worker.hidden_size) == (4, 48)
+    assert (worker.config.num_layers, worker.config.hidden_size) == (4, 48)
     assert isinstance(worker.shape, ModelShape)
     assert worker.kernels_name
     assert worker.kv_block_bytes == worker.shape.block_bytes_per_layer(4)

@@ -50,9 +50,8 @@ def bill(
 
     if plot_out is not None and plot_out.suffix not in (".svg", ".png"):
         raise UserError(f"--plot {plot_out}: its name has to end in .svg or .png")
-    for out in (json_out, plot_out):
-        if out is not None:
-            check_writable(out)
+    for out in filter(None, (json_out, plot_out)):
+        check_writable(out)
     named = {} if policies is None else {"policies": tuple(policies.split(","))}
     options = BillOptions(capacity_tokens=capacity_tokens, epoch_s=epoch_s, **named)
     runs = read_results(run_file)

@@ -47,9 +47,7 @@ def explain(
         typer.Option("--kind", metavar="KIND", help="Only such decisions, for example restore; repeatable."),
     ] = None,
     counterfactual: Annotated[str | None, SIMULATED_POLICIES] = None,
-    no_counterfactual: Annotated[
-        bool, typer.Option("--no-counterfactual", help="Simulate nothing.")
-    ] = False,
+    no_counterfactual: Annotated[bool, typer.Option("--no-counterfactual", help="Simulate nothing.")] = False,
     why_offline: Annotated[
         bool,
         typer.Option("--why-offline", help="Only when offline work (a batch) stood still, and why. Simulates nothing."),

@@ -45,7 +45,6 @@ LIMITS = {
 """Of one grammar here: llguidance's own, but for its lexer: twice its fuel (front ends compile with half of that, so
 that what compiled there compiles here), and a fifth of its states, which take one to two KiB each."""
 
-
 STACK_BYTES = 16 << 20
 """Of the threads here: four times what front ends compile with, so that what did not overflow there does not here."""
 LEAST_WAIT_S = 0.005
@@ -215,9 +214,8 @@ class GrammarState:
                 self._begin(behind)
             self._tokens.append(tokens[at])
             at += 1
-        bound = tokens[at:]
-        self._tokens += bound
-        for token in bound:
+        self._tokens += tokens[at:]
+        for token in tokens[at:]:
             if self._has_ended:
                 return
             if token in self._end_token_ids and self.matcher.is_accepting():
@@ -324,9 +322,8 @@ class Masks:
                 instead[row.row] = GRAMMAR_FAILED_TOKEN_ID
             elif mask is _NOT_YET:
                 instead[row.row] = LATER_TOKEN_ID
-            allowed = row.allowed_token_ids
-            if isinstance(mask, bytes):
-                allowed = _both(allowed, mask, vocab_size)
+            given = row.allowed_token_ids
+            allowed = _both(given, mask, vocab_size) if isinstance(mask, bytes) else given
             rows.append(msgspec.structs.replace(row, grammar=None, allowed_token_ids=allowed))
         return rows, instead
 

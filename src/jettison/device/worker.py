@@ -199,11 +199,6 @@ class DeviceWorker:
         """Bytes of one block in one layer's arena (K and V)."""
         return self.shape.block_bytes_per_layer(self._spec.block_size)
 
-    @property
-    def hidden_size(self) -> int:
-        """Width of the hidden states that travel between stages."""
-        return self.config.hidden_size
-
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def start_step(
@@ -258,10 +253,10 @@ class DeviceWorker:
         Zero-copy where the device and alignment allow. Raises ValueError when the length is wrong.
         """
         flat = as_bytes(data)
-        expected = num_tokens * self.hidden_size * self._dtype.itemsize
+        expected = num_tokens * self.config.hidden_size * self._dtype.itemsize
         if len(flat) != expected:
             raise ValueError(f"hidden states of {num_tokens} tokens are {expected} bytes, got {len(flat)}")
-        return self._bytes.tensor(flat, self._dtype, (num_tokens, self.hidden_size))
+        return self._bytes.tensor(flat, self._dtype, (num_tokens, self.config.hidden_size))
 
     def hidden_to_bytes(self, hidden: Tensor) -> Bytes:
         """What a peer makes hidden states of again. The device does not use the memory any more."""

@@ -210,12 +210,10 @@ class Crew:
         late = {worker: life for worker, life in lives.items() if worker not in kept}
         for worker, life in late.items():
             log.error("worker %d does not answer the controller of epoch %d and is ended", worker, heritage.epoch)
+            self._old.append(self._lives.pop(worker))  # others may be enough
             self._abandon(worker, life)
-            self._old.append(life)
         if late:
             await asyncio.wait([life.handle.ended for life in late.values()])
-        for worker in late:  # others may be enough
-            del self._lives[worker]
         if lives:
             log.info("%d of %d workers are taken over", len(kept), len(self._specs))
         return kept
@@ -448,7 +446,7 @@ class Crew:
 
     def _on_process_end(self, worker: WorkerId, life: Life) -> None:
         why_lost = life.handle.why_lost
-        if why_lost is not None and life is self._lives[worker] and not life.reported:
+        if why_lost is not None and not life.reported and life is self._lives[worker]:
             self.declare_lost(worker, why_lost)
         self._report_exit(worker, life)
 

@@ -96,10 +96,9 @@ class PackRung(Rung):
     def __init__(self, means: Means) -> None:
         super().__init__(means)
         self._state, self._loads, self._migrations = means.state, means.loads, means.migrations
-        self.desired = Desired(means.state, means.loads, means.moves, means.migrations)
+        self.desired = desired = Desired(means.state, means.loads, means.moves, means.migrations)
         self._reliefs = Reliefs(
-            means.state, means.loads, means.migrations, self.desired.may_relieve, self.desired.growth_blocks,
-            self.closed,
+            means.state, means.loads, means.migrations, desired.may_relieve, desired.growth_blocks, self.closed
         )
         self._relieving: set[RequestId] = set()
         """Requests of its migrations that make room for the head of a queue."""
@@ -199,8 +198,7 @@ class PackRung(Rung):
             under_way = {passage.state.request_id: passage for passage in self._migrations.under_way}
             self._mine = {r: under_way[r] for r in self._mine if r in under_way}
         self._relieving &= self._mine.keys()  # a request that has given way, or found no room, makes room for no other
-        retry_ns = now_ns + round(self._params.retry_s * NANOSECONDS)
-        self._retry_ns |= dict.fromkeys(self._failed, retry_ns)
+        self._retry_ns |= dict.fromkeys(self._failed, now_ns + round(self._params.retry_s * NANOSECONDS))
         self._failed.clear()
         pressure = self.pressure()
         if pressure is not None:
@@ -292,22 +290,21 @@ class PackRung(Rung):
             if may_go(o.state) and not self._migrations.is_moving(o.state)
             and (not self.desired.pool_of(o.source.group_id).is_saturated or self._lacks_room(o.source))
         ]
-        for o in [o for o in going if not self.desired.pool_of(o.source.group_id).migrates]:
-            self._leaving[o.state.request_id] = o.destination.group_id, Preemption.OUTGREW
-        ready = [
-            o for o in going
-            if self.desired.pool_of(o.source.group_id).migrates and self._retry_ns.get(o.state.request_id, 0) <= now_ns
-        ]
+        ready = list[Owed]()
+        for o in going:
+            if not self.desired.pool_of(o.source.group_id).migrates:
+                self._leaving[o.state.request_id] = o.destination.group_id, Preemption.OUTGREW
+            elif self._retry_ns.get(o.state.request_id, 0) <= now_ns:
+                ready.append(o)
         yield from self._migrating(self._ordered(self._worthy(ready)))
 
     def _worthy(self, owed: Sequence[Owed]) -> list[Owed]:
         """The moves that are worth it, all moves out of a group that lacks room, and those of packers that spread
         requests, which are to save no group. The others are held where they are."""
         capacities = self.desired.capacities() if owed else {}
-        spreading = [o for o in owed if not self.desired.pool_of(o.source.group_id).gathers]
         gathering = [o for o in owed if self.desired.pool_of(o.source.group_id).gathers]
         worthy, refused = self._refusals.sift(gathering, self._lacks_room, self.desired.empties, capacities)
-        worthy = [*worthy, *spreading]
+        worthy += [o for o in owed if not self.desired.pool_of(o.source.group_id).gathers]
         if refused:
             self._told.refused |= refused
             self._state.counters.packing_refused += len(refused)
