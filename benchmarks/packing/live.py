@@ -20,7 +20,9 @@ moved. Epochs are a quarter of a second: requests decode several times as fast h
 ``--shape twelve``: twelve instances of a tiny model and ``--requests`` requests of an eighth of an instance to all of
 it, in waves; ``--plan`` looks for a rate at which ``none`` fills 0.15 to 0.3 of all memory. Judged besides: instances
 in use at equal evictions (``best-fit-roomy`` and its like leave a quarter of memory free, and evict less), P99 TTFT
-over that of ``none``. ``still`` places and sleeps without moves, ``awake`` moves without sleep.
+over that of ``none``. ``still`` places and sleeps without moves, ``awake`` moves without sleep. ``--step-ms``: a step
+lasts so long at least, its core free for others, as on a device of its own. Without it instances that share cores are
+slow while many are in use, requests stay longer then, and more instances are in use.
 
 Measured: processor time of the server, its workers and the client (psutil) over that of all cores; instances awake and
 instances with KV of some request, every quarter of a second; times at the client. Judged, for each arm: no failed
@@ -40,9 +42,11 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import psutil
@@ -217,7 +221,16 @@ def judge(rows: Sequence[Row], most_busy: float | None = MOST_BUSY) -> list[tupl
 # --- running
 
 
-def setup_in(work: Path, shape: Shape) -> ExperimentSetup:
+@contextmanager
+def paced(step_ms: float) -> Iterator[None]:
+    """Processes that start inside take at least this long for a step (``paced/sitecustomize.py``)."""
+    folder = str(Path(__file__).with_name("paced"))
+    path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+    with patch.dict(os.environ, {"JETTISON_BENCH_STEP_MS": str(step_ms), "PYTHONPATH": path} if step_ms else {}):
+        yield
+
+
+def setup_in(work: Path, shape: Shape, step_ms: float) -> ExperimentSetup:
     """The deployment; model folder and profile are made where they are missing."""
     model_dir = work / "model"
     if not model_dir.is_dir():
@@ -227,7 +240,8 @@ def setup_in(work: Path, shape: Shape) -> ExperimentSetup:
         max_num_seqs=128, extra_flags={"num_threads": 1, "overload": "recompute"},
     )
     if not [*model_dir.glob("jettison-profile-*")]:
-        profiled(setup)
+        with paced(step_ms):
+            profiled(setup)
     return setup
 
 
@@ -235,13 +249,14 @@ def make_plan(args: Namespace) -> None:
     """Thin the arrivals until ``none`` keeps the cores, or memory, within bounds; keep the load's figures and the right
     answers."""
     shape = SHAPES[args.shape]
-    setup = setup_in(args.work, shape)
+    setup = setup_in(args.work, shape, args.step_ms)
     keep, notes = (args.keep if args.shape == "four" else 1.0), []
     for turn in range(PILOTS):
         load = load_of(args, keep)
         found = answers_alone(replace(setup, instances=1), batch_lines(bodies(load, setup.model_dir.name)))
         right = [found[index] for index in range(len(load.rows))]
-        row = serve("none", setup, load, right, turn)
+        with paced(args.step_ms):
+            row = serve("none", setup, load, right, turn)
         if row["failed"]:
             raise SystemExit(f"the pilot failed: {row['first_error']}")
         notes.append(
@@ -253,7 +268,9 @@ def make_plan(args: Namespace) -> None:
         keep *= factor
     else:
         raise SystemExit("the load is not within bounds still: give another --keep or --rate")
-    wanted = ("shape", "from_s", "seconds", "compress", "output_scale", "prompt_scale", "requests", "rate", "seed")
+    wanted = (
+        "shape", "from_s", "seconds", "compress", "output_scale", "prompt_scale", "requests", "rate", "seed", "step_ms"
+    )  # fmt: skip
     plan = {name: getattr(args, name) for name in wanted} | {
         "keep": keep, "pilots": notes, "requests": len(load.rows), "notes": list(load.notes),
         "kv_tokens_per_instance": setup.capacity_tokens() / shape.instances, "parameter_share": setup.parameter_share(),
@@ -289,6 +306,7 @@ def main() -> None:
         seconds=(40.0, "of the replay"), compress=15.0, keep=(0.0135, "of the arrivals, at most"), output_scale=2.0,
         prompt_scale=0.1, shape=("four", {"choices": list(SHAPES)}), requests=(520, "twelve: how many"),
         rate=(5.5, "twelve: requests a second, in the first pilot"), seed=(0, "twelve: of the load"),
+        step_ms=(0.0, "a step takes this at least, as on a device of its own"),
     )  # fmt: skip
     if args.pieces:
         document = read_pieces(args.pieces, lambda row: (row["round"], list(ARMS).index(row["arm"])), ("plan",))
@@ -303,9 +321,10 @@ def main() -> None:
         document = {"plan": kept["plan"], "rows": []}
         planned = Namespace(**(vars(args) | kept["plan"]))
         load = load_of(planned, kept["plan"]["keep"])
-        setup = setup_in(args.work, SHAPES[planned.shape])
+        setup = setup_in(args.work, SHAPES[planned.shape], planned.step_ms)
         for arm in args.arms:
-            document["rows"].append(serve(arm, setup, load, kept["right"], args.round))
+            with paced(planned.step_ms):
+                document["rows"].append(serve(arm, setup, load, kept["right"], args.round))
             keep(args.json, document, *LIVE)
     print_rows(with_ratios(document["rows"]), COLUMNS, "times in ms")
     shape = SHAPES[document["plan"].get("shape", "four")]
