@@ -61,3 +61,23 @@ def test_none_falls_asleep_that_will_be_needed_before_it_could_serve_again() -> 
     assert rung._opening.spared(groups, 0.0).num == 0, "what it holds is needed somewhere"
     cluster.run()
     assert rung._opening.spared(groups, 0.0).num == len(groups), "nothing is held, and nothing comes"
+
+
+def test_a_device_is_opened_where_those_that_are_open_have_room_for_all_requests_but_not_for_each() -> None:
+    """Three requests of 0.6 devices each in the end on two devices: by volume they fit."""
+    cluster = FakeCluster(
+        num_workers=3, full_blocks=100, policy="recompute", prefix_caching=False, awake=AwakeParams(2),
+        packing=PackParams(packer="mell", epoch_s=0.05, head_room=0.0),
+    )
+    cluster.submit("first", [1] * 12, 2, 0.0)
+    sleep(cluster, 2)
+    cluster.run(stop=lambda: is_asleep(cluster, 2) and not cluster.core.state.requests)
+    for i in range(3):
+        cluster.submit(f"r{i}", [1 + i] * 120, 120, cluster.now / MS)
+    cluster.run()
+    fields = decided(cluster)[0].fields
+    assert fields["reason"] == "requests will outgrow the devices that are open" and fields["workers"] == [2]
+    assert fields["lacking_blocks"] > 0  # type: ignore[operator]
+    assert cluster.core.state.counters.num_preemptions == 0
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()

@@ -17,10 +17,11 @@ from jettison.core.ladder.packing.seats import Pool, Seat, Seats
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.policy.offline import OfflineParams, SloParams
+from jettison.policy.packing.closing import plan_closing
 from jettison.policy.packing.mell import Packing
 from jettison.policy.packing.named import PACKERS
 from jettison.policy.packing.params import PackParams
-from jettison.policy.packing.types import Arrive, PackingParams
+from jettison.policy.packing.types import Arrive, Grip, PackingParams
 from jettison.types import Request, SamplingParams
 from longrun import part_of
 
@@ -167,3 +168,26 @@ def test_a_heap_forgets_what_is_out_of_date() -> None:
     for _ in range(1000):
         growths.arm([seat], [state], group)
     assert len(growths._heaps[group.group_id]) < 100
+
+
+def test_no_group_is_emptied_that_an_overfull_one_needs() -> None:
+    """Groups of 64 blocks: one holds 70, and another one's requests fit elsewhere. The packing would take that one into
+    use again at once, and it would be emptied again, without end."""
+    held = {0: (39, 31), 1: (48,), 2: (26, 14), 3: (20, 16)}
+    seats, pool = Seats(), Pool(Packing(PackingParams(capacity=64), held), 64, 0, closes=True)
+    for device, sizes in held.items():
+        for size in sizes:
+            arrive = Arrive(f"{device} {size}", size, device, here=device)
+            pool.batch.append(arrive)
+            seats.grip(seats.take(arrive, pool, device), Grip.HELD, lasts=True)
+    seats.apply(pool)
+    for request_id in seats.by_id:
+        pool.packer.pin(request_id, Grip.HELD)
+    desired = Desired.__new__(Desired)
+    desired._seats = seats
+    sizes = {device: pool.packer.requests_on(device) for device in held}
+    assert pool.packer.outgrown == (0,) and plan_closing(sizes, 64)
+    rounds = iter(range(9))
+    pool.packer.apply = lambda batch, apply=pool.packer.apply: next(rounds) >= 0 and apply(batch)  # type: ignore
+    desired._close_some(pool)
+    assert {device: pool.packer.requests_on(device) for device in held} == sizes

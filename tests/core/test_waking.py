@@ -281,7 +281,7 @@ def test_whom_a_packing_empties_falls_asleep_while_others_serve() -> None:
     )
     for i in range(6):
         cluster.submit(f"r{i}", [1 + i] * 20, 400, 20.0 * i)
-    cluster.run(until_ms=500)
+    cluster.run(until_ms=400)
     assert len(cluster.core.state.requests) == 6
     assert len(cluster.core.sleepers.asleep) == 2
     cluster.run()

@@ -37,6 +37,18 @@ def test_the_newest_of_an_outgrown_device_is_computed_again_elsewhere(packer: ty
     assert plan.moves == plan.overfull == ()
 
 
+@pytest.mark.parametrize("packer", [BestFit, WorstFit, LoadBalance])
+def test_what_is_outgrown_is_told_while_no_device_can_be_opened(packer: type[WorstFit]) -> None:
+    packing = packer(PARAMS, devices=[3])
+    packing.apply([Arrive("old", 1000), Arrive("new", 1000)])
+    assert packing.outgrown == ()
+    assert packing.apply([Resize("old", 1500)]).overfull == packing.outgrown == (3,)
+    packing.set_taking(4, True)
+    assert packing.outgrown == ()
+    packing.apply([])
+    assert packing.device_of("new") == 4
+
+
 def test_load_balancing_migrates_instead() -> None:
     packing = LoadBalance(PARAMS)
     packing.apply([Arrive("old", 1000)])

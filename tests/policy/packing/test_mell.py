@@ -265,8 +265,9 @@ def test_devices_run_out_and_come_back() -> None:
     assert follower.apply([Resize("b", 2400), Arrive("d", 400)]).unplaced == ()
     assert follower.where["d"] == 7
     plan = follower.apply([Resize("a", 2200)])
-    assert (plan.moves, plan.overfull) == ((), (7,)), "nothing has room for d"
+    assert (plan.moves, plan.overfull, follower.packer.outgrown) == ((), (7,), (7,)), "nothing has room for d"
     follower.packer.set_taking(9, True)
+    assert follower.packer.outgrown == (), "one can be opened"
     assert follower.apply([]).opened == (9,)
 
 

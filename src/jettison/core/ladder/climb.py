@@ -38,7 +38,7 @@ class Ladder:
         beside static pipelines, and a rung with only part of a hook."""
         self._means = Means(
             state, loads, moves, hosted, checkpoints, migrations, sleepers, lambda: bool(self._waking), Turns(),
-            Outcomes(state), self.ask_way, self._ask_room, self._tell_unmet, self._closed,
+            Outcomes(state), self.ask_way, self._ask_room, self._tell_unmet, self._closed, self._lacking_blocks,
         )
         kinds = _kinds(names, state)
         self._set_rungs(kind(self._means) for kind in kinds)
@@ -150,6 +150,10 @@ class Ladder:
     def _closed(self) -> Set[GroupId] | None:
         """The groups that the first rung with ``Places`` keeps free of online requests; None without such a rung."""
         return self._placing[0].closed() if self._placing else None
+
+    def _lacking_blocks(self, opening_s: float) -> int:
+        """What the first rung with ``Places`` says that requests will lack; 0 without one."""
+        return self._placing[0].lacking_blocks(opening_s) if self._placing else 0
 
     def place(self, state: RequestState) -> GroupId | None:
         """The group that the first rung with an opinion chooses for a new request; None: no rung has one, and dispatch

@@ -60,6 +60,11 @@ class Places(Protocol):
         """The groups where no online request lives or should live, so that they may sleep."""
         ...
 
+    def lacking_blocks(self, opening_s: float) -> int:
+        """Blocks that requests will lack in the groups where they should live by the time that another one, which opens
+        in so many seconds, could take some, while all groups that serve are in use; 0: none."""
+        ...
+
 
 @runtime_checkable
 class Opens(Protocol):

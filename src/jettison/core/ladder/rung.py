@@ -102,6 +102,9 @@ class Means:
     actions."""
     ask_closed: Callable[[], Set[GroupId] | None]
     """Returns the groups that no online request needs; None where no rung places requests."""
+    ask_lacking: Callable[[float], int]
+    """Returns the blocks that requests will lack where they should live by the time that a group which opens in so many
+    seconds could take some, while none is left to take into use; 0 where no rung places requests."""
 
 
 class Rung:

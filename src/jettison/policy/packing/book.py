@@ -339,6 +339,11 @@ class OnBook:
     def active(self) -> tuple[GroupId, ...]:
         return tuple(self.book.bins)
 
+    @property
+    def outgrown(self) -> tuple[GroupId, ...]:
+        over = [] if self.book.can_open() else sorted(self.book.over)
+        return tuple(device for device in over if self.book.bins[device].is_taking)
+
     def device_of(self, request_id: RequestId) -> GroupId:
         bin_ = self.book.items[request_id].bin
         assert bin_ is not None

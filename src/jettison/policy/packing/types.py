@@ -214,6 +214,11 @@ class Packer(Protocol):
     def active(self) -> tuple[GroupId, ...]:
         """Devices in use, in the order in which they were opened."""
 
+    @property
+    def outgrown(self) -> tuple[GroupId, ...]:
+        """Devices whose requests have outgrown them, sizes with reserves counted, while no other device can be opened
+        for these."""
+
 
 def size_class(num_blocks: int, capacity: int) -> SizeClass:
     """The class of a size; the upper ends are inclusive."""

@@ -109,6 +109,18 @@ class Desired:
         some = islice(cluster.groups.values(), 0, None, -(-len(cluster.groups) // MOST_ASKED) or 1)
         return max(num_packed, num_for_arrivals(cluster, self._loads, some))
 
+    def lacking_blocks(self, ahead_s: float) -> int:
+        """Blocks by which requests will have outgrown the groups where they should live in ``ahead_s`` seconds, while
+        no other group can be opened for them; 0: none."""
+        num, limits, requests = 0, self._cluster.limits, self._cluster.requests
+        for pool in self._pools.by_size.values():
+            for device in pool.packer.outgrown:
+                sizes = pool.packer.requests_on(device)
+                held = sum(held_blocks(limits, requests[r]) for r in sizes if r in requests)
+                growth = math.ceil(len(sizes) * self._growths.rates.get(device, 0.0) * ahead_s)
+                num += max(0, min(held + growth, sum(sizes.values())) - pool.capacity)
+        return num
+
     def refuses(self) -> bool:
         """Whether some request is held where it is, because its move costs more than it saves."""
         return bool(self._seats.held)
@@ -234,8 +246,9 @@ class Desired:
                 self._close_some(pool)
 
     def _close_some(self, pool: Pool) -> None:
-        """Have groups of a pool be emptied, for as long as the requests of one fit elsewhere as they stand."""
-        while pool.closes and not pool.is_saturated:
+        """Have groups of a pool be emptied, for as long as the requests of one fit elsewhere as they stand. None while
+        some have outgrown their group: the packer would take an emptied one into use again for these."""
+        while pool.closes and not pool.is_saturated and not pool.packer.outgrown:
             placed = {device: pool.packer.requests_on(device) for device in pool.packer.active}
             pinned = {r for sizes in placed.values() for r in sizes if self._seats.by_id[r].grip is Grip.PINNED}
             work = pool.packer.book.work if isinstance(pool.packer, Packing) else None
@@ -243,9 +256,9 @@ class Desired:
             for move in moves:
                 seat = self._seats.by_id[move.request_id]
                 pool.batch += [Depart(move.request_id), arrival_again(seat, move.destination)]
-            if not moves:
-                return
             self._seats.apply(pool)
+            if len(pool.packer.active) >= len(placed):
+                return
 
     def _look_at(
         self, request_ids: Iterable[RequestId]

@@ -137,9 +137,8 @@ class PackRung(Rung):
     # --- what the loop asks -----------------------------------------------------------------------------------
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """No calm on ticks while there are requests or the desired placement is outdated, nor while a request is about
-        to be computed again elsewhere. Else calm until the next epoch, without end if there is no request; always only
-        while groups have room for ``EARLY_STEPS`` steps."""
+        """No calm on ticks while there are requests or an outdated placement, nor before a request is computed again
+        elsewhere. Else until the next epoch, if there is a request; and only while groups have room for steps ahead."""
         may_plan = bool(self._state.requests) or self._is_outdated()
         if moment is Moment.TICK:
             return Calm(0 if may_plan else None, EARLY_STEPS)
@@ -155,6 +154,10 @@ class PackRung(Rung):
         """Ids of the packed groups where no online request should live, and none lives or waits."""
         return self.desired.closed()
 
+    def lacking_blocks(self, opening_s: float) -> int:
+        """See ``hooks.Places``: a group that comes is taken into use an epoch later at most."""
+        return self.desired.lacking_blocks(opening_s + self._params.epoch_s)
+
     def shut(self) -> Set[GroupId]:
         """The closed groups, while relief opens them for every queue that memory keeps out; else empty."""
         kept_out = [group for g in self._loads.kept_out if (group := self._state.groups.get(g)) is not None]
@@ -166,14 +169,13 @@ class PackRung(Rung):
         """Groups ("devices") needed and used, moves owed, share of blocks used, and groups lost to refused moves."""
         num_used, share_used = self.desired.used()
         return {
-            "devices_needed": self.desired.num_needed(), "devices_used": num_used,
-            "packing_owed": self._num_owed, "packing_utilisation": share_used,
-            "packing_lost": self._told.num_lost,
+            "devices_needed": self.desired.num_needed(), "devices_used": num_used, "packing_owed": self._num_owed,
+            "packing_utilisation": share_used, "packing_lost": self._told.num_lost,
         }
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:
-        """Note groups in which requests may have ended. The next placement of a newcomer first takes away the seats of
-        requests that ended there; a new plan forgets these notes, as it looks at all requests that ended."""
+        """Note groups in which requests may have ended: the next placement of a newcomer first takes their seats away,
+        and a new plan looks at all requests that ended."""
         self.desired.note_touched(group_ids)
 
     def place(self, state: RequestState) -> GroupId | None:
@@ -187,9 +189,9 @@ class PackRung(Rung):
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
-        """Yield offers of moves that begin now, of migrations to be called off, and records of epochs. Begins an epoch
-        where it is time or a group runs short; in between, goes on with moves that had no room. Nothing while there are
-        no requests, but the desired placement is kept up to date, as workers of closed groups may fall asleep."""
+        """Yield offers of moves that begin now, of migrations to be called off, and records of epochs: where it is time
+        or a group runs short an epoch begins, in between moves go on that had no room. Without requests the placement
+        alone is kept up to date, as workers of closed groups may fall asleep."""
         if not self._state.requests:
             if self._is_outdated():
                 self.desired.refresh(now_ns)
@@ -257,8 +259,7 @@ class PackRung(Rung):
         return blocks.num_to_grow(running.values(), EARLY_STEPS) > blocks.num_allocatable
 
     def _epoch(self, pressure: str | None, now_ns: int, *, is_new: bool, is_early: bool) -> Iterator[Offer | Record]:
-        """Yield offers of the moves that begin now, unless there is pressure; with ``is_new``, then the epoch's
-        record."""
+        """Yield offers of the moves that begin now, none under pressure; then, with ``is_new``, the epoch's record."""
         owed = list(self.desired.owed())
         begun: Counter[str] = Counter()
         if is_new:
@@ -324,8 +325,7 @@ class PackRung(Rung):
 
     def _ordered_with(self, owed: Sequence[Owed], spares: Sequence[GroupId]) -> Iterator[Owed]:
         """Yield the moves of one pool that have room now. In a circle of moves for which none has room, the requests of
-        a group that lacks room go by way of a spare group, or are to be computed again; others wait.
-        """
+        a group that lacks room go by way of a spare group, or are to be computed again; others wait."""
         groups = self._state.groups
         by_id = {o.state.request_id: o for o in owed}
         devices = {g.group_id for o in owed for g in (o.source, o.destination)}.union(spares)

@@ -3,7 +3,8 @@ then, and what is open.
 
 MELL opens a device where no open one has room (section VI). A sleeper cannot take a request at once: so it is opened
 when what is open will be full by the time that it serves, and an instance falls asleep only where the others will have
-room for so long. The rung ``wake`` asks; nothing is decided here.
+room for so long. What is open is taken as one here; where no packing of it has room for each request, the packing says
+so (``Packer.outgrown``). The rung ``wake`` asks; nothing is decided here.
 """
 
 from __future__ import annotations

@@ -321,15 +321,21 @@ class WakeRung(Rung):
             yield Record("wake_declined", now_ns, asleep | told)
 
     def _answer_growth(self, now_ns: int) -> Iterator[Offer]:
-        """Yield an offer to wake sleepers where what packed instances have open will be full before one could serve;
-        nothing while workers are being woken, which is in time for it."""
+        """Yield an offer to wake sleepers where what packed instances have open will be full before one could serve, or
+        has room for all requests together, but not for each of them; nothing while workers are being woken, which is in
+        time for it."""
         if not self._opening.is_asked or self._sleepers.coming_s(now_ns) or not (wakes_s := self.wakes_s()):
             return
         if (need := self._opening.lacks(wakes_s[0], now_ns)) is not None:
-            why = "what is open will be full before a sleeper could serve"
-            offer = self._offer(None, why, need.missing_blocks * block_bytes(self._state), now_ns, need.as_fields())
-            if offer is not None:
-                yield offer
+            why, missing = "what is open will be full before a sleeper could serve", need.missing_blocks
+            told = need.as_fields()
+        else:
+            why, missing = "requests will outgrow the devices that are open", self.means.ask_lacking(wakes_s[0])
+            told = {"lacking_blocks": missing}
+        if not missing:
+            return
+        if (offer := self._offer(None, why, missing * block_bytes(self._state), now_ns, told)) is not None:
+            yield offer
 
     # --- compute ----------------------------------------------------------------------------------------------
 
