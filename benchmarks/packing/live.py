@@ -15,7 +15,7 @@ Poisson). ``--plan`` keeps so few arrivals that ``none`` keeps the cores at most
 Arms, a fresh server each: ``none`` (all four awake), ``mell``, ``best-fit``, ``worst-fit``, ``load-balance`` with
 ``--sleep auto --sleep-after-s 2 --min-awake 1``; ``mell-kv`` and ``mell-tokens`` as ``mell`` with moves of one kind;
 and ``still``: ``mell`` with an epoch that never comes, so newcomers are placed as it wants and nobody who decodes is
-moved. Epochs are a quarter of a second: requests decode several times as fast here as on the papers' devices.
+moved. Epochs are a tenth of a second: requests decode several times as fast here as on the papers' devices.
 
 ``--shape twelve``: twelve instances of a tiny model and ``--requests`` requests of an eighth of an instance to all of
 it, in waves; ``--plan`` looks for a rate at which ``none`` fills 0.15 to 0.3 of all memory. Judged besides: instances
@@ -63,7 +63,7 @@ from jettison.workload.traces import Workload, read_trace
 
 SLEEPS: dict[str, object] = {"sleep": "auto", "sleep_after_s": 2, "min_awake": 1}
 EPOCH: dict[str, object] = {"packing_epoch_s": 0.1, "packing_head_room": 0.0}
-"""Of all packings: requests here outgrow a tenth of an instance in a second. None leaves memory free but for growth."""
+"""Of all packings: a request here takes a sixth of an instance in a second. Memory is left free for growth alone."""
 PACKED: dict[str, object] = {"packing": "mell"} | EPOCH | SLEEPS
 ROOMY = 0.5
 """Share of an instance's memory that the roomy arms leave free: best-fit and worst-fit evict half as much then."""

@@ -285,6 +285,7 @@ def test_whom_a_packing_empties_falls_asleep_while_others_serve() -> None:
     assert len(cluster.core.state.requests) == 6
     assert len(cluster.core.sleepers.asleep) == 2
     cluster.run()
+    assert cluster.core.state.counters.num_preemptions == 0, "one is woken before they outgrow the other"
     cluster.expect_outputs()
 
 

@@ -112,13 +112,16 @@ class Desired:
     def lacking_blocks(self, ahead_s: float) -> int:
         """Blocks by which requests will have outgrown the groups where they should live in ``ahead_s`` seconds, while
         no other group can be opened for them; 0: none."""
+        outgrown = [(pool, device) for pool in self._pools.by_size.values() for device in pool.packer.outgrown]
+        if not outgrown:
+            return 0
+        self._cluster.catch_up_all()
         num, limits, requests = 0, self._cluster.limits, self._cluster.requests
-        for pool in self._pools.by_size.values():
-            for device in pool.packer.outgrown:
-                sizes = pool.packer.requests_on(device)
-                held = sum(held_blocks(limits, requests[r]) for r in sizes if r in requests)
-                growth = math.ceil(len(sizes) * self._growths.rates.get(device, 0.0) * ahead_s)
-                num += max(0, min(held + growth, sum(sizes.values())) - pool.capacity)
+        for pool, device in outgrown:
+            sizes = pool.packer.requests_on(device)
+            held = sum(held_blocks(limits, requests[r]) for r in sizes if r in requests)
+            growth = math.ceil(len(sizes) * self._growths.rates.get(device, 0.0) * ahead_s)
+            num += max(0, min(held + growth, sum(sizes.values())) - pool.capacity)
         return num
 
     def refuses(self) -> bool:

@@ -138,7 +138,7 @@ class PackRung(Rung):
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
         """No calm on ticks while there are requests or an outdated placement, nor before a request is computed again
-        elsewhere. Else until the next epoch, if there is a request; and only while groups have room for steps ahead."""
+        elsewhere; else until the next epoch, or without end. Only while groups have room for ``EARLY_STEPS`` steps."""
         may_plan = bool(self._state.requests) or self._is_outdated()
         if moment is Moment.TICK:
             return Calm(0 if may_plan else None, EARLY_STEPS)
