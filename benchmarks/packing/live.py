@@ -66,7 +66,7 @@ EPOCH: dict[str, object] = {"packing_epoch_s": 0.1, "packing_head_room": 0.0}
 """Of all packings: a request here takes a sixth of an instance in a second. Memory is left free for growth alone."""
 PACKED: dict[str, object] = {"packing": "mell"} | EPOCH | SLEEPS
 ROOMY = 0.5
-"""Share of an instance's memory that the roomy arms leave free: best-fit and worst-fit evict half as much then."""
+"""Share of an instance's memory that the roomy arms leave free: best-fit evicts a third less then."""
 ARMS: dict[str, dict[str, object]] = {
     "none": {}, "mell": PACKED, "best-fit": PACKED | {"packing": "best-fit"},
     "worst-fit": PACKED | {"packing": "worst-fit"}, "load-balance": PACKED | {"packing": "load-balance"},
