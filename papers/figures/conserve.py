@@ -29,6 +29,8 @@ SCHEDULER = Variant("+ scheduler", "swap", {"offline": "scheduler"}, Changes(cop
 CHECKPOINTS = Variant("+ checkpoints", "recompute", {"offline": "scheduler+checkpoint"})
 HARVEST = Variant("harvest", "recompute", {"offline": "harvest"})
 """What is checkpointed is not swapped, and what is not is computed again."""
+SLICES = Variant("harvest, slices", "recompute", {"offline": "harvest", "offline_slices": "on"})
+"""Not in the paper: offline rows stop for an arrival and go on later. A card cannot do it yet."""
 ALONE = (ONLINE.name, ONLINE_512.name)
 
 # --- measures
@@ -84,6 +86,15 @@ def bound_of_alone() -> Claim:
         return 1.0 + float(seed.spec.raw["settings"]["slo_tpot_ms"]) / 1e3 / alone_s
 
     return by_seed("bound: online-only's P99 TTFT and one TPOT objective, times", HARVEST.name, number, unit="x")
+
+
+def of_slices(band: tuple[float | None, float | None] | None) -> tuple[Claim, ...]:
+    """First tokens where offline rows stop for an arrival, and what that leaves of offline work."""
+    return (
+        over_alone("P99 TTFT, times", ttft(99), SLICES.name).stated(None, band),
+        own("steps that shed rows", count("steps_shed"), SLICES.name),
+        change("offline tokens/s, change", OFFLINE, SLICES.name, HARVEST.name),
+    )
 
 
 def longest_batch_stay_s(run: RunResult) -> float | None:
@@ -160,6 +171,7 @@ def throughputs(stated: Mapping[str, float | None]) -> tuple[Claim, ...]:
 AT_SHARE, AT_MOST = "chat at 46 % of the maximum", "the most chat that is held"
 REAL = "conserve-real"
 PLAIN = (ONLINE, ONLINE_512, PRIORITY, HARVEST)
+SLICED = (*PLAIN, SLICES)
 
 FIG2 = Figure(
     "conserve-fig2", "what a batch by priority does to chat", "ConServe section 3",
@@ -198,7 +210,7 @@ def overall(*, judged: bool) -> tuple[Claim, ...]:
         bound_of_priority(),
         own("longest stay of an offline request", longest_batch_stay_s, theirs, "s"),
         over_alone("P99 TTFT, times", ttft(99), ours).stated(None, band(*WITHIN_ONLINE)),
-        bound_of_alone(),
+        bound_of_alone(), *of_slices(band(*WITHIN_ONLINE)),
         own("P99 gap", itl_p99, ours, "s").stated((None, 0.11), band(None, 0.11), ISSUE),
         own("P99 TTFT in absolute terms", ttft(99), theirs, "s").stated(83.8),
         own("requests/s", lambda run: float(run.config["workload"]["mean_rate_per_s"]), ONLINE.name),
@@ -216,8 +228,8 @@ def _percent(part: float | None, whole: float | None) -> float | None:
 FIG5 = Figure(
     "conserve-fig5", "chat and a batch over 15 minutes", "ConServe section 6.2",
     (
-        Part(AT_SHARE, overall(judged=True), REAL, PLAIN, load=share_of(0.46), conditions=ONLINE.name),
-        Part(AT_MOST, overall(judged=False), REAL, PLAIN, load=most_held(), conditions=ONLINE.name),
+        Part(AT_SHARE, overall(judged=True), REAL, SLICED, load=share_of(0.46), conditions=ONLINE.name),
+        Part(AT_MOST, overall(judged=False), REAL, SLICED, load=most_held(), conditions=ONLINE.name),
     ),
     tuple(
         over_time(f"time-line-{name}", workload, (ONLINE.name, PRIORITY.name, HARVEST.name))
@@ -234,10 +246,10 @@ FIG6 = Figure(
     "conserve-fig6", "three minutes at the most that is held, three of nothing", "ConServe section 6.3.1",
     (
         Part(
-            ON_OFF, spec="conserve-on-off", systems=PLAIN, load=most_held(), conditions=ONLINE.name,
+            ON_OFF, spec="conserve-on-off", systems=SLICED, load=most_held(), conditions=ONLINE.name,
             claims=(
                 over_alone("P99 TTFT, times", ttft(99), HARVEST.name).stated(None, WITHIN_ONLINE), bound_of_alone(),
-                over_alone("P99 gap, times", itl_p99, HARVEST.name),
+                *of_slices(WITHIN_ONLINE), over_alone("P99 gap, times", itl_p99, HARVEST.name),
                 own("P99 TTFT in absolute terms", ttft(99), HARVEST.name, "s").stated((None, 0.35)),
                 own("P99 gap in absolute terms", itl_p99, HARVEST.name, "s").stated((None, 0.09)),
                 higher("P99 TTFT, times higher", ttft(99), PRIORITY.name, HARVEST.name).stated(
@@ -273,7 +285,7 @@ def swept(labels: Sequence[str]) -> tuple[Claim, ...]:
     """What Fig. 7 says at each point, and over all of them."""
     at_each = (
         over_alone("P99 TTFT, times", ttft(99), HARVEST.name).stated(None, WITHIN_ONLINE), bound_of_alone(),
-        over_alone("P99 gap, times", itl_p99, HARVEST.name),
+        *of_slices(WITHIN_ONLINE), over_alone("P99 gap, times", itl_p99, HARVEST.name),
         change("offline tokens/s, change", OFFLINE, HARVEST.name, PRIORITY.name).stated((4, 12), (0, None), DIRECTION),
         own("steps abandoned", count("steps_abandoned"), HARVEST.name),
         own("P99 TTFT", ttft(99), ONLINE.name, "s"),
@@ -307,11 +319,11 @@ FIG7 = Figure(
     "conserve-fig7", "latency and harvest by burstiness and by rate", "ConServe section 6.3.2",
     (
         Part(
-            BY_CV, swept([f"CV {cv:g}" for cv in CVS]), GAMMA, PLAIN,
+            BY_CV, swept([f"CV {cv:g}" for cv in CVS]), GAMMA, SLICED,
             sweep=tuple(arrivals(2.0, cv) for cv in CVS), conditions=ONLINE.name,
         ),
         Part(
-            BY_RATE, swept([f"{rate:g} requests/s" for rate in RATES]), GAMMA, PLAIN,
+            BY_RATE, swept([f"{rate:g} requests/s" for rate in RATES]), GAMMA, SLICED,
             sweep=tuple(arrivals(rate, 1.0) for rate in RATES), conditions=ONLINE.name,
         ),
     ),
@@ -325,8 +337,6 @@ FIG7 = Figure(
 
 STEPS = "2 requests/s, CV 1"
 PAPERS_BUDGET = Variant("harvest, the paper's budget", "recompute", {"offline": "harvest", "offline_fill": "paper"})
-SLICES = Variant("harvest, slices", "recompute", {"offline": "harvest", "offline_slices": "on"})
-"""Not in the paper: offline rows stop for an arrival and go on later. A card cannot do it yet."""
 ABLATED = (ONLINE, ONLINE_512, PRIORITY, SCHEDULER, CHECKPOINTS, HARVEST, PAPERS_BUDGET, SLICES)
 
 
@@ -352,10 +362,8 @@ FIG8 = Figure(
                     4.3, (1, None), DIRECTION
                 ),
                 over_alone("P99 TTFT, times", ttft(99), HARVEST.name).stated(1.26, WITHIN_ONLINE), bound_of_alone(),
-                *(over_alone("P99 TTFT, times", ttft(99), s.name) for s in (PAPERS_BUDGET, SLICES)),
-                *(
-                    change("offline tokens/s, change", OFFLINE, s.name, HARVEST.name) for s in (PAPERS_BUDGET, SLICES)
-                ),
+                *of_slices(WITHIN_ONLINE), over_alone("P99 TTFT, times", ttft(99), PAPERS_BUDGET.name),
+                change("offline tokens/s, change", OFFLINE, PAPERS_BUDGET.name, HARVEST.name),
                 *latencies([system.name for system in ABLATED]),
                 *(
                     own("prompt and output tokens/s", total_per_s, system.name) for system in ABLATED

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sleepers import crowd, is_asleep, sleep
 
 from jettison.core.ladder import drop
-from jettison.core.ladder.forecasts import Question, Saving
+from jettison.core.ladder.forecasts import HORIZON_S, Question, Saving
 from jettison.core.ladder.rung import Moment, Offer, Rung, Worth
 from jettison.core.ladder.turns import ASK_EVERY_NS, Turns
 from jettison.core.ladder.waking.wake import WakeRung
@@ -87,10 +87,12 @@ class Foreseen:
 
     def merging(self, merges: Iterable[Collection[int]]) -> Saving:
         list(merges)
-        return Saving(Worth(self._merging), 10.0, NOTHING, NOTHING)
+        worth = Worth(self._merging)
+        return Saving(worth, 10.0, NOTHING, NOTHING, worth)
 
     def waking(self, worker_ids: Collection[int], takes_s: float) -> Saving:
-        return Saving(Worth(self._waking, float(len(worker_ids))), 10.0, NOTHING, NOTHING)
+        worth = Worth(self._waking, float(len(worker_ids)))
+        return Saving(worth, 10.0, NOTHING, NOTHING, worth)
 
 
 @pytest.mark.parametrize(
@@ -212,3 +214,27 @@ def test_one_group_is_asked_about_at_a_moment_and_no_group_is_forgotten(asked: l
     assert all(b[0] - a[0] >= ASK_EVERY_NS for a, b in pairwise(moments))
     last = {group: at_ns for at_ns, group in granted}
     assert turns.in_turn(range(5)) == sorted(range(5), key=lambda g: (last.get(g, -1), g))
+
+
+def test_what_memory_could_save_beside_a_wake_counts_the_woken_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them, staying would have more instances than ample memory: a drop could hardly be worth anything."""
+    cluster = with_sleepers()
+    means = cluster.core.ladder.rung("drop").means
+    crowd(cluster, 60, first=100, at_ms=cluster.now / 1e6)
+    cluster.run(stop=lambda: len(cluster.core.state.requests) > 42)
+    monkeypatch.setattr(means.sleepers, "coming_s", lambda now_ns: {2: 0.0, 3: 0.0})
+    question = Question.of(means, cluster.now)
+    assert question is not None
+    possible = question.waking([], 0.0).possible_request_s
+    assert possible > question.staying.cost_request_s / 3, "four hold no more than a part of them"
+
+
+def test_a_slow_wake_ranks_by_what_it_brings_while_a_merge_is_foreseen() -> None:
+    cluster = with_sleepers()
+    crowd(cluster, 400, first=100, at_ms=cluster.now / 1e6)
+    cluster.run(stop=lambda: len(cluster.core.state.requests) > 300)
+    question = Question.of(cluster.core.ladder.rung("drop").means, cluster.now)
+    assert question is not None
+    quick, slow = question.waking([2], 1.0), question.waking([2], 3.0 * HORIZON_S)
+    assert quick.rank == quick.worth
+    assert slow.rank.saved_request_s == pytest.approx(0.0, abs=1e-6), "by then what merges bring is over"

@@ -262,7 +262,7 @@ def test_a_packer_that_spreads_moves_requests_though_that_saves_no_instance() ->
     placed_by_hand(cluster, {f"r{i}": 0 for i in range(6)})
     cluster.submit("short", tokens(9, 8), 2)
     for i in range(6):
-        cluster.submit(f"r{i}", tokens(i, 40), 60, 20.0, ignore_eos=True)
+        cluster.submit(f"r{i}", tokens(i, 40), 120, 20.0, ignore_eos=True)
     run_to(cluster, 600)
     assert cluster.core.state.counters.packing_migrations > 0
     cluster.run()

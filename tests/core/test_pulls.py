@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from test_any_schedule import N_EXAMPLES
 
 from jettison.core import ports
+from jettison.core.ladder.forecasts import Question
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.ladder.rung import Moment
 from jettison.core.ladder.scale import ScaleRung
@@ -350,9 +352,9 @@ def merged() -> SimpleNamespace:
     return SimpleNamespace(group_id=3, stages=(0, 1), blocks=blocks, queues=queues)
 
 
-def watch(demands: Sequence[int], step_ms: int = 500) -> list[ports.Action]:
+def watch(demands: Sequence[int], step_ms: int = 500, **changes: Any) -> list[ports.Action]:
     """Records of a watch that sees these demands."""
-    core = FakeCluster().core
+    core = FakeCluster(**changes).core
     group, watcher = merged(), core.ladder.rung("scale")
     assert isinstance(watcher, ScaleRung)
     records: list[ports.Action] = []
@@ -371,6 +373,16 @@ def test_a_continuous_rise_after_a_drop_asks_before_memory_is_full() -> None:
     assert [r.kind for r in records if isinstance(r, ports.Record)] == ["scale_out"]
     block_bytes = FakeCluster().shape.block_bytes_per_layer(BLOCK_SIZE) * 4
     assert isinstance(records[0], ports.Record) and records[0].fields["missing_bytes"] % block_bytes == 0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("is_worth_it", "asks"), [(True, 1), (False, 0)])
+def test_a_rise_asks_only_where_the_forecast_says_that_memory_is_worth_a_device(
+    monkeypatch: pytest.MonkeyPatch, is_worth_it: bool, asks: int
+) -> None:
+    answer = SimpleNamespace(is_worth_a_device=is_worth_it)
+    monkeypatch.setattr(Question, "of", lambda means, now_ns, apart=(): answer)
+    assert len(watch(range(20, 80, 5), trigger=Trigger.FORECAST)) == asks
+    assert len(watch(range(20, 80, 5), trigger=Trigger.PRESSURE)) == 1, "no forecast is made"
 
 
 @pytest.mark.parametrize("demands", [[50] * 30, [20, 30, 40, 10, 20, 30, 40, 10] * 3, list(range(5, 35))])

@@ -60,7 +60,8 @@ class Foreseen:
 
     def merging(self, merges: Iterable[Collection[int]]) -> Saving:
         made = [sum(self._lengths[g] for g in each) for each in merges]
-        return Saving(Worth(sum(self._saves[n] for n in made)), 10.0 * sum(made), NOTHING, NOTHING)
+        worth = Worth(sum(self._saves[n] for n in made))
+        return Saving(worth, 10.0 * sum(made), NOTHING, NOTHING, worth)
 
 
 def foresees(monkeypatch: pytest.MonkeyPatch, saves: Mapping[int, float]) -> None:

@@ -72,6 +72,26 @@ def test_a_burst_lasts_as_long_as_it_is_told_to() -> None:
     assert arrivals.times(0.01) == [] and Arrivals(0.0, 0.0, 1.0, 1.0, [1.0]).times(9.0) == []
 
 
+@given(st.floats(0, 40), st.floats(0, 40), st.floats(0, 20), st.floats(0, 20))
+def test_as_many_requests_come_as_the_rates_of_their_times_say(
+    lately: float, usually: float, lasts_s: float, until_s: float
+) -> None:
+    times = Arrivals(lately, usually, lasts_s, 10.0, [50.0]).times(until_s)
+    first_s = min(lasts_s, until_s)
+    assert len(times) == pytest.approx(lately * first_s + usually * (until_s - first_s), abs=1.001)
+    assert times == sorted(times) and all(0.0 < at_s <= until_s for at_s in times)
+
+
+def test_rare_arrivals_of_late_do_not_keep_the_usual_ones_away() -> None:
+    assert len(Arrivals(0.03, 0.6, 2.0, 10.0, [50.0]).times(20.0)) == pytest.approx(11, abs=1)
+
+
+def test_a_few_large_requests_hold_their_memory_though_thousands_wait() -> None:
+    load = Load(decoding(2, 2000.0, tokens=50_000), waiting(4000, prompt=100, left=2.0), NONE)
+    full, ample = (forecast(load, Plan(steady(tokens)), 10.0) for tokens in (100_100.0, 1e9))
+    assert full.waiting_s > 3 * ample.waiting_s
+
+
 def test_full_memory_has_the_request_that_ends_last_wait_again() -> None:
     load = Load([Seen(50, 1, 60.0), Seen(50, 1, 400.0)], [], NONE)
     free, full = forecast(load, Plan(steady()), 10.0), forecast(load, Plan(steady(120.0)), 10.0)

@@ -67,20 +67,16 @@ class Arrivals(NamedTuple):
     """Lengths of answers, equally likely, in the order in which they come."""
 
     def times(self, until_s: float) -> list[float]:
-        """When they come, evenly spaced."""
+        """When they come, evenly spaced: each once a whole request has come at the rate of its time."""
         found: list[float] = []
-        at_s = 0.0
-        while True:
-            rate = self.lately_per_s if at_s < self.lately_for_s else self.usually_per_s
-            if rate <= 0.0:
-                if at_s >= self.lately_for_s:
-                    return found
-                at_s = self.lately_for_s
-                continue
-            at_s += 1.0 / rate
-            if at_s > until_s:
-                return found
-            found.append(at_s)
+        at_s, part = 0.0, 0.0  # part: of the next request
+        for rate, end_s in ((self.lately_per_s, min(self.lately_for_s, until_s)), (self.usually_per_s, until_s)):
+            while rate > 0.0 and (next_s := at_s + (1.0 - part) / rate) <= end_s:
+                found.append(next_s)
+                at_s, part = next_s, 0.0
+            part += rate * (end_s - at_s)
+            at_s = end_s
+        return found
 
 
 class Load(NamedTuple):
@@ -346,6 +342,14 @@ def _thinned(load: Load, grain: int) -> Load:
         lately_per_s=load.arrivals.lately_per_s / grain, usually_per_s=load.arrivals.usually_per_s / grain
     )
     running = load.running
+    if 0 < len(running) < grain:  # one stands for all
+        num = len(running)
+        whole = Seen(
+            math.ceil(sum(seen.num_tokens for seen in running) / grain),
+            math.ceil(sum(seen.left_prompt for seen in running) / grain),
+            sum(seen.left_output for seen in running) / num, all(seen.has_first_token for seen in running),
+        )
+        return load._replace(running=[whole], waiting=load.waiting[::grain], arrivals=arrivals)
     by_length = sorted(range(len(running)), key=lambda i: (running[i].left_output, running[i].num_tokens))
     chosen = sorted(by_length[grain // 2 :: grain])
     return load._replace(

@@ -57,3 +57,9 @@ def test_nothing_is_lost_where_no_request_is_held() -> None:
         packing.apply([operation])
         assert num_owed(packing) == 0
     assert devices_lost([packing.requests_on(device) for device in packing.active], CAPACITY) <= 1
+
+
+@given(st.integers(1, 100), st.floats(0, 10), st.integers(1, 150))
+def test_a_request_gets_no_larger_size_than_it_may_ever_hold(num_blocks: int, rate: float, most_blocks: int) -> None:
+    row = Growing("a", num_blocks, num_blocks, rate, max(num_blocks, most_blocks))
+    assert all(resize.num_blocks <= row.most_blocks for resize in plan_resizes([row], 150, PARAMS))

@@ -47,6 +47,8 @@ class Saving(NamedTuple):
     """What ample memory would save, without a pipeline."""
     staying: Forecast
     taking: Forecast
+    rank: Worth
+    """What it saves within ``HORIZON_S``, by which offers are compared: ``worth`` looks further for a slow wake."""
 
     @property
     def is_worth_a_pipeline(self) -> bool:
@@ -56,8 +58,8 @@ class Saving(NamedTuple):
 
     @property
     def is_worth_a_device(self) -> bool:
-        """Whether the memory of one more device could save more than the device counts as meanwhile."""
-        return self.possible_request_s > self.staying.longest_wait_s
+        """Whether ample memory would save more than one more device counts as meanwhile."""
+        return _is_worth_a_device(self.possible_request_s, self.staying)
 
     def as_fields(self) -> dict[str, object]:
         """For the event log; in request-seconds, and seconds."""
@@ -67,6 +69,10 @@ class Saving(NamedTuple):
             "taken_longest_wait_s": self.taking.longest_wait_s,
         }  # fmt: skip
         return fields | ({"device_s": self.worth.device_s} if self.worth.device_s else {})
+
+
+def _is_worth_a_device(possible_request_s: float, staying: Forecast) -> bool:
+    return possible_request_s > staying.longest_wait_s
 
 
 class Question:
@@ -82,7 +88,7 @@ class Question:
         self._means, self._load, self._lengths, self._tokens, self._stay = means, load, lengths, tokens, stay
         self._coming = coming
         self.staying = self._play(stay, list(lengths.values()), tokens, coming)
-        ample = forecast(load, Plan(stay._replace(capacity_tokens=math.inf)), HORIZON_S)
+        ample = self._play(stay._replace(capacity_tokens=math.inf), list(lengths.values()), math.inf, coming)
         self._possible = max(0.0, self.staying.cost_request_s - ample.cost_request_s)
 
     @classmethod
@@ -104,6 +110,11 @@ class Question:
         coming = sorted(_Coming(in_s, w) for w, in_s in means.sleepers.coming_s(now_ns).items())
         return cls(means, load, lengths, tokens, stay, coming)
 
+    @property
+    def is_worth_a_device(self) -> bool:
+        """As ``Saving.is_worth_a_device``: whatever is offered, ample memory would save the same."""
+        return _is_worth_a_device(self._possible, self.staying)
+
     def merging(self, merges: Iterable[Collection[GroupId]]) -> Saving:
         """What these merges, each of some groups, would save."""
         sources = list(merges)
@@ -121,20 +132,25 @@ class Question:
             taking = forecast(self._load, Plan(taken, back, PAIRED_SHARE), HORIZON_S)
         stalls = sum(_stalls_request_s(self._means, each) for each in sources)
         saved = self.staying.cost_request_s - taking.cost_request_s - stalls
-        return Saving(Worth(saved), self._possible, self.staying, taking)
+        return Saving(Worth(saved), self._possible, self.staying, taking, Worth(saved))
 
     def waking(self, worker_ids: Collection[WorkerId], takes_s: float) -> Saving:
         """What waking these sleepers would save, if they serve after ``takes_s``. Their devices count for as long as
         the queue would wait without them."""
-        lengths = list(self._lengths.values())
         horizon_s = max(HORIZON_S, takes_s + HORIZON_S / 2.0)  # a wake that takes long is seen to serve
-        staying = self.staying
-        if horizon_s > HORIZON_S:
+        saving = self._waking(worker_ids, takes_s, horizon_s)
+        return saving if horizon_s == HORIZON_S else saving._replace(
+            rank=self._waking(worker_ids, takes_s, HORIZON_S).worth
+        )
+
+    def _waking(self, worker_ids: Collection[WorkerId], takes_s: float, horizon_s: float) -> Saving:
+        lengths, staying = list(self._lengths.values()), self.staying
+        if horizon_s != HORIZON_S:
             staying = self._play(self._stay, lengths, self._tokens, self._coming, horizon_s)
         coming = sorted([*self._coming, *(_Coming(takes_s, w) for w in worker_ids)])
         taking = self._play(self._stay, lengths, self._tokens, coming, horizon_s)
         worth = Worth(staying.cost_request_s - taking.cost_request_s, len(worker_ids) * staying.longest_wait_s)
-        return Saving(worth, self._possible, staying, taking)
+        return Saving(worth, self._possible, staying, taking, worth)
 
     def _play(
         self, first: Arrangement, lengths: Sequence[int], tokens: float, coming: Sequence[_Coming],

@@ -8,7 +8,7 @@ that nothing needs any more is given up.
 
 Where all instances that there may be are in use, more are asked for from outside: once, however many groups are short
 of memory, until none has been short for a while; serving goes on meanwhile. A merged group whose demand goes on rising
-towards its capacity asks as well.
+towards its capacity asks as well, where the forecast says that ample memory would be worth a device.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from jettison.core.ladder.dropplans import block_bytes
+from jettison.core.ladder.forecasts import Question
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
+from jettison.policy.overload import Trigger
 from jettison.policy.provisioning import IdleProcess, choose_released, is_given_up
 from jettison.types import NANOSECONDS, GroupId
 
@@ -118,17 +120,28 @@ class ScaleRung(Rung):
         return [Record("scale_out", now_ns, {"group": group_id, "missing_bytes": missing_bytes, "reason": why})]
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """Yield one offer, on every tick, for each merged group whose demand has risen towards its capacity since it
-        last fell."""
+        """Yield one offer for each merged group whose demand has risen towards its capacity since it last fell, where
+        memory from outside is worth a device; asked on every tick, of one group at a time where a forecast decides."""
         state = self.means.state
         self._rises = {group_id: rise for group_id, rise in self._rises.items() if group_id in state.pipelines}
         for group_id, group in list(state.pipelines.items()):
             missing = self._missing_blocks(group, now_ns)
-            if missing > 0:
+            if missing > 0 and self._is_worth_a_device(group_id, now_ns):
                 yield ScaleOutOffer(
                     groups=(group_id,), why="demand goes on rising after a drop",
                     missing_bytes=missing * block_bytes(state),
                 )
+
+    def _is_worth_a_device(self, group_id: GroupId, now_ns: int) -> bool:
+        """Whether the forecast says so, at the group's turn; True where settings have none made, or nothing is known of
+        steps."""
+        state, turns = self.means.state, self.means.turns
+        if state.params.overload.trigger is not Trigger.FORECAST:
+            return True
+        if not turns.may_ask(group_id, now_ns, state.groups):
+            return False
+        question = Question.of(self.means, now_ns)
+        return question is None or question.is_worth_a_device
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         """Tell every rung that hears of missing memory, this one included, what the group will lack; return the

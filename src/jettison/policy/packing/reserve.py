@@ -33,6 +33,8 @@ class Growing(NamedTuple):
     """Its size in the packing."""
     blocks_per_s: float
     """Its growth."""
+    most_blocks: int | None = None
+    """The most that it may ever hold; None: as much as there is."""
 
 
 def reserved_blocks(
@@ -54,9 +56,9 @@ def plan_resizes(rows: Iterable[Growing], capacity: int, params: ReserveParams) 
     """Resizes for requests that use their reserve up before the next epoch is over: so the packing crosses a class
     limit before the request does. No size shrinks: a request only grows."""
     resizes, epoch_s = list[Resize](), params.epoch_s
-    for request_id, num_blocks, reserved, blocks_per_s in rows:
+    for request_id, num_blocks, reserved, blocks_per_s, most_blocks in rows:
         if num_blocks + blocks_per_s * epoch_s > reserved:
-            size = reserved_blocks(num_blocks, blocks_per_s, capacity, params)
+            size = reserved_blocks(num_blocks, blocks_per_s, capacity, params, most_blocks)
             if size > reserved:
                 resizes.append(Resize(request_id, size, growth_blocks(blocks_per_s, params)))
     return resizes

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from jettison.core.ladder.packing.growing import Growths, growth_rates, held_blocks, size_of
+from jettison.core.ladder.packing.growing import Growths, growing, growth_rates, held_blocks, size_of
 from jettison.core.ladder.packing.newcomers import Late, Newcomers
 from jettison.core.ladder.packing.packable import Packable
 from jettison.core.ladder.packing.places import Places
@@ -32,7 +32,7 @@ from jettison.policy.packing.closing import CLOSES_EVERY, plan_closing
 from jettison.policy.packing.lost import devices_lost
 from jettison.policy.packing.mell import Packing
 from jettison.policy.packing.params import Gather, PackParams, devices_needed
-from jettison.policy.packing.reserve import Growing, ReserveParams, plan_resizes
+from jettison.policy.packing.reserve import ReserveParams, plan_resizes
 from jettison.policy.packing.types import Depart, Grip
 from jettison.types import NANOSECONDS, GroupId, RequestId
 
@@ -331,10 +331,7 @@ class Desired:
         """Give these requests larger sizes in the next plan where they will outgrow theirs, and arm all seats."""
         limits, rate, by_id = self._cluster.limits, self._growths.rates[group.group_id], self._seats.by_id
         seats = [by_id[state.request_id] for state in states]
-        rows = [
-            Growing(seat.request_id, min(held_blocks(limits, state), pool.capacity), seat.num_blocks, rate)
-            for seat, state in zip(seats, states, strict=True)
-        ]
+        rows = [growing(limits, seat, state, rate) for seat, state in zip(seats, states, strict=True)]
         resizes = plan_resizes(rows, pool.capacity, params)
         for resize in resizes:
             self._seats.resize(by_id[resize.request_id], resize)

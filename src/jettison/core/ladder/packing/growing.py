@@ -13,7 +13,7 @@ from jettison.core.serving.group import Group
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.state import ClusterState
 from jettison.cost.stepwork import step_of
-from jettison.policy.packing.reserve import growth_blocks, reserved_blocks
+from jettison.policy.packing.reserve import Growing, growth_blocks, reserved_blocks
 from jettison.policy.packing.types import Resize
 from jettison.types import GroupId
 
@@ -40,14 +40,25 @@ def held_blocks(limits: SchedulerLimits, state: RequestState) -> int:
     return -(-state.num_tokens // limits.block_size) or 1
 
 
+def most_blocks(limits: SchedulerLimits, state: RequestState) -> int:
+    """The most blocks that a request may ever hold: with its longest answer."""
+    return limits.blocks_for(min(state.num_prompt + state.request.params.max_tokens, limits.max_model_len))
+
+
 def size_of(cluster: ClusterState, state: RequestState, capacity: int, num_blocks: int, rate: float) -> Resize:
     """The size with which a packing takes a request that holds ``num_blocks`` and grows by ``rate`` blocks a second:
     with a reserve, at most the capacity. Raises AssertionError where nothing is packed."""
     limits, packing = cluster.limits, cluster.params.packing
     assert packing is not None, "nothing is packed"
-    most = limits.blocks_for(min(state.num_prompt + state.request.params.max_tokens, limits.max_model_len))
+    most = most_blocks(limits, state)
     size = min(reserved_blocks(num_blocks, rate, capacity, packing.reserve, most), capacity)
     return Resize(state.request_id, size, growth_blocks(rate, packing.reserve))
+
+
+def growing(limits: SchedulerLimits, seat: Seat, state: RequestState, rate: float) -> Growing:
+    """A request with a seat, which grows by ``rate`` blocks a second, as it holds blocks now."""
+    held = min(held_blocks(limits, state), seat.pool.capacity)
+    return Growing(seat.request_id, held, seat.num_blocks, rate, most_blocks(limits, state))
 
 
 class Growths:
@@ -72,13 +83,16 @@ class Growths:
     def arm(self, seats: Sequence[Seat], states: Sequence[RequestState], group: Group) -> None:
         """Have these requests of a group found once they may have used up what their seats reserve. One whose seat has
         the whole capacity is found when it holds more than the group has, head-room included: it grows no more in the
-        packing."""
+        packing. One whose seat has all that it may ever hold is not found."""
         heap, num_done = self._heaps.setdefault(group.group_id, []), _num_done(group)
         block_size, entry = group.limits.block_size, self._next_entry
         for seat, state in zip(seats, states, strict=True):
             pool, most = seat.pool, seat.num_blocks
             if most >= pool.capacity:
                 most = pool.full
+            elif most >= most_blocks(group.limits, state):
+                seat.armed = 0
+                continue
             seat.armed = entry = entry + 1
             heapq.heappush(heap, (num_done + most * block_size - state.num_tokens, entry, seat))
         self._next_entry = entry

@@ -313,7 +313,7 @@ class WakeRung(Rung):
         saving = question.waking(offer.worker_ids, takes_s)
         told = {"wake_s": takes_s} | saving.as_fields()
         if saving.worth.net_request_s > 0.0:
-            yield replace(offer, worth=saving.worth, saving=saving, told=told)
+            yield replace(offer, worth=saving.rank, saving=saving, told=told)
         elif (told_ns := self._declined_ns.get(group.group_id)) is None or now_ns - told_ns >= NEWS_S * NANOSECONDS:
             self._declined_ns = {g: at_ns for g, at_ns in self._declined_ns.items() if g in self._state.groups}
             self._declined_ns[group.group_id] = now_ns
