@@ -69,12 +69,9 @@ class System(NamedTuple):
     packing: str
     """Of ``MAKERS``."""
     epoch_s: float = 1.0
-    ahead_s: float = 4.0
-    """What a new reserve is for."""
-    holds: bool = False
-    """Moves only where a device overflows."""
+    """A new reserve is for four of them, as what is served has it (``PackParams.reserve``)."""
     closes_every: int | None = None
-    """And to close a device, after so many epochs."""
+    """Moves only where a device overflows, and to close one after so many epochs; None: to be on the fewest."""
     fill: float = 0.75
     """Of ``PackingParams``."""
 
@@ -84,7 +81,7 @@ MAKERS = PACKERS | {"printed": Printed}
 SYSTEMS = {
     "mell": System("mell"),
     "mell, most moves": System("mell", fill=1.0),
-    "mell, few moves": System("mell", holds=True, closes_every=CLOSES_EVERY),
+    "mell, few moves": System("mell", closes_every=CLOSES_EVERY),
     "mell, epochs of 0.1 s": System("mell", epoch_s=0.1),
     "printed": System("printed"),
     "load-balance": System("load-balance"),
@@ -94,11 +91,9 @@ SYSTEMS = {
 """By name."""
 CURVES = {
     "mell": tuple(System("mell", fill=fill) for fill in (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)),
-    "mell, longer epochs": tuple(System("mell", epoch_s=s, ahead_s=max(4.0, s)) for s in (1.0, 2.0, 5.0, 10.0)),
-    "mell, moves only on overflow":
-        tuple(System("mell", epoch_s=s, ahead_s=max(4.0, s), holds=True) for s in (1.0, 2.0, 5.0, 10.0)),
+    "mell, longer epochs": tuple(System("mell", epoch_s=s) for s in (1.0, 2.0, 5.0, 10.0)),
     "mell, moves only on overflow and to close":
-        tuple(System("mell", holds=True, closes_every=num) for num in (1, 2, 5, 10, 20)),
+        tuple(System("mell", closes_every=num) for num in (1, 2, 5, 10, 20)),
 }  # fmt: skip
 """From many moves to few."""
 
@@ -159,15 +154,14 @@ def prefill_tokens(load: Load, within_s: float) -> int:
 
 
 @cache
-def demand(load: Load, seed: int, epoch_s: float = 1.0, ahead_s: float = 4.0) -> Demand | None:
+def demand(load: Load, seed: int, epoch_s: float = 1.0) -> Demand | None:
     """Its operations, until the last arrival."""
     found = lives_of(load, seed)
     if found is None:
         return None
     lives = found[0]
     return demand_of(
-        lives, load.preset.instance.kv_tokens, block_size=BLOCK_SIZE, epoch_s=epoch_s, until_s=lives[-1].arrival_s,
-        ahead_s=ahead_s,
+        lives, load.preset.instance.kv_tokens, block_size=BLOCK_SIZE, epoch_s=epoch_s, until_s=lives[-1].arrival_s
     )
 
 
@@ -181,12 +175,12 @@ def bound(load: Load, seed: int) -> Floats:
 
 @cache
 def _placed(load: Load, seed: int, system: System) -> Placed | None:
-    found = demand(load, seed, system.epoch_s, system.ahead_s)
+    found = demand(load, seed, system.epoch_s)
     if found is None:
         return None
     return place(
-        found, packer_for(found, system.packing, fill=system.fill, makers=MAKERS), holds=system.holds,
-        closes_every=system.closes_every,
+        found, packer_for(found, system.packing, fill=system.fill, makers=MAKERS),
+        holds=system.closes_every is not None, closes_every=system.closes_every,
     )
 
 
@@ -199,7 +193,7 @@ def placed(load: Load, seed: int, system: System) -> Placed | None:
 @cache
 def num_kept(load: Load, seed: int, system: System, num_devices: int) -> int | None:
     """Of ``report.placement``, on so many devices (MELL, section III, finding 3); None without arrivals."""
-    found = demand(load, seed, system.epoch_s, system.ahead_s)
+    found = demand(load, seed, system.epoch_s)
     if found is None:
         return None
     packer = packer_for(found, system.packing, fill=system.fill, num_devices=num_devices, makers=MAKERS)

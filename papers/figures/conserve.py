@@ -92,7 +92,6 @@ def of_slices(band: tuple[float | None, float | None] | None) -> tuple[Claim, ..
     """First tokens where offline rows stop for an arrival, and what that leaves of offline work."""
     return (
         over_alone("P99 TTFT, times", ttft(99), SLICES.name).stated(None, band),
-        own("steps that shed rows", count("steps_shed"), SLICES.name),
         change("offline tokens/s, change", OFFLINE, SLICES.name, HARVEST.name),
     )
 

@@ -93,7 +93,7 @@ FIGURES = st.builds(
 @given(FIGURES, FIGURES)
 def test_goals_are_missed_where_the_table_says_so(baseline: DayFigures, day: DayFigures) -> None:
     missed = missed_goals(baseline, day)
-    assert any("device-seconds" in line for line in missed) == (day.device_s / baseline.device_s > 0.85)
+    assert any("device-seconds" in line for line in missed) == (day.device_s / baseline.device_s > 0.7)
     assert any("first tokens" in line for line in missed) == (day.p99_ttft_s > baseline.p99_ttft_s)
     assert any("lines" in line for line in missed) == (day.num_done < day.num_lines)
     rows = {row[0]: row for row in day_rows(baseline, day)}

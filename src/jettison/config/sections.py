@@ -226,7 +226,7 @@ class OverloadConfig:
     exchange_piece_bytes: int | None = config_key(
         None, size_from(4096),
         "Bulk transfers are cut into pieces of this size; activations go in between (auto: over TCP what the "
-        "link carries in one stage's time; where workers share memory 1 MiB, on cards 4 MiB).", metavar="SIZE",
+        "link carries in one stage's time; where workers share memory 1 MiB, on cards 8 MiB).", metavar="SIZE",
         unset="auto")
     coordinate_links: bool = config_key(
         True, truth, "Bulk transfers are cut up and yield to activations; no: for experiments only.", metavar="BOOL",
@@ -295,7 +295,7 @@ class PackingConfig:
     gather: Gathering = config_key(
         "settle", Choice(Gathering), "packing mell: what running requests move for, besides an instance that "
         "overflows. settle: to be on the fewest instances after every epoch; close: only to empty an instance, looked "
-        "for every five epochs (about a third of the moves).", name="packing_gather")
+        "for every five epochs (a quarter to a third fewer moves).", name="packing_gather")
     saves: Saving = config_key(
         "asleep", Choice(Saving), "packing: which emptied instances pay for moves. asleep: those that fall asleep "
         "(--sleep auto, above --min-awake); idle: all, as in MELL, where idle ones are given back.",

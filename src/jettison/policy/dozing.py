@@ -2,7 +2,7 @@
 
 An instance dozes only without pressure, when no online request has used it for a while and the packing (where there is
 one) does not want it. Never do so many fall asleep that fewer than ``min_awake`` serve, or that the rest could not
-compute the prompts that arrive: a packing knows of memory alone. Offline work keeps an instance awake only where the
+compute the prompts that arrive: a packing does not count these. Offline work keeps an instance awake only where the
 others would miss one of its deadlines (``policy.deadlines``), or where it is worth it (``policy.batchworth``).
 """
 
