@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 
-from fakes import FakeCluster
+import pytest
+from fakes import BLOCK_SIZE, FakeCluster
 
+from jettison.core.load.outlook import Outlook
 from jettison.core.ports import Record
+from jettison.policy.forecast import Arrivals, Load
 from jettison.policy.offline import OfflineParams, SloParams
+from jettison.policy.onlineneed import most_growth_tokens
 from jettison.types import ServiceClass
 
 OFFLINE = OfflineParams(slo=SloParams(ttft_s=2.0, tpot_s=0.05), checkpoints=False, prefetches=False)
@@ -50,3 +54,17 @@ def test_steps_are_not_filled_from_before_memory_runs_out_until_it_is_there_agai
         assert fields["group"] == 0 and fields["ahead_s"] == 2.0
     cluster.expect_outputs()
     cluster.expect_nothing_left()
+
+
+def test_what_comes_while_a_request_stays_has_to_find_room_not_only_what_comes_at_once(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five chats a second with long answers: those of two seconds find room, those of one stay do not."""
+    load = Load([], [], Arrivals(5.0, 5.0, 60.0, 12.0, (2000.0,)))
+    monkeypatch.setattr(Outlook, "load", lambda self, groups, share=None: load)
+    cluster = chats_beside_a_batch(40, 1600)
+    assert most_growth_tokens(load, 0.05, 2.0) < 1600 * BLOCK_SIZE / 2
+    cluster.run()
+    first = told(cluster)[0]
+    assert first.kind == "filling_stops" and int(str(first.fields["online_blocks"])) < 800
+    cluster.expect_outputs()

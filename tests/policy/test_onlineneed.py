@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.policy.forecast import Arrivals, Load, Seen
-from jettison.policy.onlineneed import most_growth_tokens
+from jettison.policy.onlineneed import most_growth_tokens, stay_s
 
 NONE = Arrivals(0.0, 0.0, 0.0, 0.0, ())
 STEADY = Arrivals(2.0, 2.0, 1.0, 100.0, (10.0, 30.0))
@@ -59,3 +59,23 @@ def test_a_burst_counts_for_as_long_as_it_lasts() -> None:
     assert most_growth_tokens(burst, 0.1, 5.0) == pytest.approx((10.0 * 2.0 + 1.0 * 3.0) * (50.0 + 25.0))
     short = Load([], [], Arrivals(10.0, 1.0, 2.0, 50.0, (4.0,)))
     assert most_growth_tokens(short, 0.1, 5.0) == pytest.approx(10.0 * 0.5 * 52.0), "at its end, not later"
+
+
+def test_a_request_stays_for_its_answer() -> None:
+    assert stay_s(STEADY, 0.1) == pytest.approx(2.1)
+    assert stay_s(NONE, 0.1) == pytest.approx(0.1)
+
+
+@given(requests, st.floats(0.5, 30.0), st.floats(0.0, 3.0))
+def test_more_than_are_expected_hold_more_and_relatively_less_of_many(
+    running: list[Seen], ahead_s: float, deviations: float
+) -> None:
+    def extra(times: float) -> float:
+        arrivals = STEADY._replace(lately_per_s=2.0 * times, usually_per_s=2.0 * times)
+        load = Load([], [], arrivals)
+        expected = most_growth_tokens(load, 0.1, ahead_s)
+        return (most_growth_tokens(load, 0.1, ahead_s, deviations) - expected) / expected
+
+    assert extra(1.0) == pytest.approx(10.0 * extra(100.0), abs=1e-9) and extra(1.0) >= 0.0
+    load = Load(running, [], STEADY)
+    assert most_growth_tokens(load, 0.1, ahead_s, deviations) >= most_growth_tokens(load, 0.1, ahead_s)

@@ -1,9 +1,11 @@
 """Whether steps of online requests are filled with offline work: decided on ticks, remembered in each group, and told
 to the event log where it changes.
 
-They are filled as long as online requests are foreseen to find all blocks that they need within the objective for first
-tokens. Later needs are seen in time: where filling stops, what online requests hold falls at their own speed. Blocks of
-offline requests do not count, as they are taken back at once. ``policy.onlineneed`` foresees, ``policy.filling`` fills.
+They are filled as long as online requests are foreseen to find all blocks that they need: within the objective for
+first tokens in the longest steps, and for as long as one of them stays in usual ones, with nearly all arrivals that
+chance may bring. Where filling stops, what they hold falls as they end, no sooner. Packed instances get no more than
+finds room in them: there the first alone counts. Blocks of offline requests do not count, as they are taken back at
+once. ``policy.onlineneed`` foresees, ``policy.filling`` fills.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from __future__ import annotations
 from jettison.core.load.outlook import Outlook
 from jettison.core.ports import Record
 from jettison.core.serving.group import Group
-from jettison.core.serving.sharedsteps import held_by_online
+from jettison.core.serving.sharedsteps import filled_decode_s, held_by_online
 from jettison.core.state import ClusterState
-from jettison.policy.onlineneed import most_growth_tokens
+from jettison.policy.onlineneed import NEARLY_ALWAYS, most_growth_tokens, stay_s
 from jettison.policy.slo import Pace, filler_s
 from jettison.types import NANOSECONDS, GroupId
 
@@ -67,7 +69,11 @@ class FillWatch:
         if goals.ttft_s is None or not turn_s:
             group.foreseen = None
             return 0.0
-        growth = most_growth_tokens(self._outlook.load([group]), turn_s, goals.ttft_s)
+        load = self._outlook.load([group])
+        growth = most_growth_tokens(load, turn_s, goals.ttft_s)
+        if self._state.params.packing is None:
+            pace_s = filled_decode_s(group, pace, goals)
+            growth = max(growth, most_growth_tokens(load, pace_s, stay_s(load.arrivals, pace_s), NEARLY_ALWAYS))
         growth_blocks = int(growth / group.limits.block_size) + group.blocks.watermark
         group.foreseen = held_by_online(group, growth_blocks)
         return goals.ttft_s

@@ -80,10 +80,22 @@ def filling_s(
         return papers_filler_s(goals, has_decodes=any(s.first_token_ns is not None for s in online_states(group)))
     if group.foreseen is not None and not group.foreseen.fits:
         return 0.0
-    own: Own | None = None
-    if pace.offline.fill == "knee" and (taking := pace.predictor.taking(step_of(len(group.stages)))) is not None:
-        own = Own(taking(LONE_DECODE), taking(online_work))
-    return filler_s(goals, lambda: _longest_wait_s(group, now_ns), own)
+    return filler_s(goals, lambda: _longest_wait_s(group, now_ns), own_of(group, pace, online_work))
+
+
+def filled_decode_s(group: GroupView, pace: Pace, goals: Objectives) -> float:
+    """Seconds of a filled step that decodes all online requests that run in the group: the pace of their words. At most
+    the TPOT objective, which has to be known."""
+    states = online_states(group)
+    num_tokens = sum(state.num_tokens for state in states)
+    work = StepWork.decodes(-(-len(states) // len(group.stages)), num_tokens // len(group.stages))
+    return filler_s(goals, lambda: None, own_of(group, pace, work))
+
+
+def own_of(group: GroupView, pace: Pace, online_work: StepWork) -> Own | None:
+    """What a step's online part takes, where steps are filled to the knee and their times are known; else None."""
+    taking = pace.predictor.taking(step_of(len(group.stages))) if pace.offline.fill == "knee" else None
+    return None if taking is None else Own(taking(LONE_DECODE), taking(online_work))
 
 
 def held_by_online(group: GroupView, growth_blocks: int) -> Foreseen:
