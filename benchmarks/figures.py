@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -457,11 +458,16 @@ def _shared_card(document: Document) -> str:
 @block("reproduction_mell")
 @block("reproduction_ladder")
 def _reproduction(document: Document) -> str:
-    """The judged claims of each figure, those of one metric and system together: the ranges of all of them."""
+    """The judged claims of each figure, those of one metric and system together, at all points of a sweep: the ranges
+    of all of them."""
+    judged_rows = [row for row in document["rows"] if row["band"] is not None and row["ours"] is not None]
+    points = Counter(
+        (row["figure"], stem, row["system"]) for row in judged_rows if (stem := _stem(row["metric"])) != row["metric"]
+    )
     found: dict[tuple[str, str, str], list[Document]] = {}
-    for row in document["rows"]:
-        if row["band"] is not None and row["ours"] is not None:
-            found.setdefault((row["figure"], row["metric"], row["system"]), []).append(row)
+    for row in judged_rows:
+        swept = row["figure"], _stem(row["metric"]), row["system"]
+        found.setdefault(swept if points[swept] > 1 else (row["figure"], row["metric"], row["system"]), []).append(row)
     rows = []
     for (figure, metric, system), of in found.items():
         against = ", ".join(dict.fromkeys(row["baseline"] for row in of if row["baseline"]))
@@ -472,6 +478,12 @@ def _reproduction(document: Document) -> str:
         rows.append([figure, metric, system, against, _stated(paper, unit), _range([row["ours"] for row in of], unit),
                      inside])  # fmt: skip
     return table(("figure", "claim", "system", "against", "paper", "ours", "inside"), rows)
+
+
+def _stem(metric: str) -> str:
+    """A metric without the point of a sweep that it is at, which a number names."""
+    stem, _, point = metric.rpartition(", ")
+    return stem if stem and any(c.isdigit() for c in point) else metric
 
 
 def _stated(bands: Sequence[Sequence[float | None]], unit: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,3 +76,15 @@ def test_what_was_written_just_now_is_current_and_older_once_a_room_has_changed(
 
 def test_a_file_of_runs_with_its_evidence_can_be_read() -> None:
     assert read_results(claims.RESULTS / "overload_vllm.json")
+
+
+def test_a_swept_claim_is_one_row_of_ranges_and_others_keep_their_names() -> None:
+    def row(metric: str, ours: float, in_band: bool = True) -> dict[str, Any]:
+        judged = {"paper": None, "ours": ours, "unit": "x", "band": [None, 1.25], "in_band": in_band}
+        return {"figure": "f", "metric": metric, "system": "s", "baseline": "b"} | judged
+
+    rows = [row("P99, times, CV 1", 1.1), row("P99, times, CV 4", 1.3, False), row("P99, lower, 0.5 GiB", 2.0),
+            row("P99, lower", 3.0), row("P99, lower, best of the sweep", 4.0)]  # fmt: skip
+    told = figures.made("reproduction", {"rows": rows}).splitlines()
+    assert "| f | P99, times | s | b |  | 1.1 to 1.3x | 1 of 2 |" in told
+    assert len(told) == 2 + 4, "a header and a row for each of the others"
