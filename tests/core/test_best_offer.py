@@ -133,6 +133,20 @@ def with_sleepers(**more: object) -> FakeCluster:
     return cluster
 
 
+def with_a_long_queue() -> FakeCluster:
+    """The same, and hundreds wait."""
+    cluster = with_sleepers()
+    crowd(cluster, 400, first=100, at_ms=cluster.now / 1e6)
+    cluster.run(stop=lambda: len(cluster.core.state.requests) > 300)
+    return cluster
+
+
+def asked(cluster: FakeCluster) -> Question:
+    question = Question.of(cluster.core.ladder.rung("drop").means, cluster.now)
+    assert question is not None
+    return question
+
+
 def test_a_sleeper_that_was_woken_at_the_same_moment_is_not_woken_again() -> None:
     cluster = with_sleepers()
     rung, now_ns = cluster.core.ladder.rung("wake"), cluster.now
@@ -159,24 +173,15 @@ def test_a_plan_whose_groups_have_merged_meanwhile_is_not_begun() -> None:
 
 
 def test_a_wake_saves_less_the_longer_it_takes_and_never_nothing_for_a_long_queue() -> None:
-    cluster = with_sleepers()
-    crowd(cluster, 400, first=100, at_ms=cluster.now / 1e6)
-    cluster.run(stop=lambda: len(cluster.core.state.requests) > 300)
-    question = Question.of(cluster.core.ladder.rung("drop").means, cluster.now)
-    assert question is not None
+    question = asked(with_a_long_queue())
     soon, late = (question.waking([2], takes_s).worth.saved_request_s for takes_s in (0.0, 0.5))
     assert soon > late > 0.0
 
 
 def test_a_second_sleeper_does_not_delay_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = with_sleepers()
-    means = cluster.core.ladder.rung("drop").means
-    crowd(cluster, 400, first=100, at_ms=cluster.now / 1e6)
-    cluster.run(stop=lambda: len(cluster.core.state.requests) > 300)
-    monkeypatch.setattr(means.sleepers, "coming_s", lambda now_ns: {2: 0.1})
-    question = Question.of(means, cluster.now)
-    assert question is not None
-    assert question.waking([3], 3.0).worth.saved_request_s >= -1e-6
+    cluster = with_a_long_queue()
+    monkeypatch.setattr(cluster.core.sleepers, "coming_s", lambda now_ns: {2: 0.1})
+    assert asked(cluster).waking([3], 3.0).worth.saved_request_s >= -1e-6
 
 
 def test_a_wake_under_way_is_known_to_the_next_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,11 +235,7 @@ def test_what_memory_could_save_beside_a_wake_counts_the_woken_ones_too(monkeypa
 
 
 def test_a_slow_wake_ranks_by_what_it_brings_while_a_merge_is_foreseen() -> None:
-    cluster = with_sleepers()
-    crowd(cluster, 400, first=100, at_ms=cluster.now / 1e6)
-    cluster.run(stop=lambda: len(cluster.core.state.requests) > 300)
-    question = Question.of(cluster.core.ladder.rung("drop").means, cluster.now)
-    assert question is not None
+    question = asked(with_a_long_queue())
     quick, slow = question.waking([2], 1.0), question.waking([2], 3.0 * HORIZON_S)
     assert quick.rank == quick.worth
     assert slow.rank.saved_request_s == pytest.approx(0.0, abs=1e-6), "by then what merges bring is over"
