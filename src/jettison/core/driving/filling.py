@@ -20,7 +20,8 @@ from jettison.policy.slo import Pace, filler_s
 from jettison.types import NANOSECONDS, GroupId
 
 LOOKS_AHEAD = 10
-"""Looks within the time that is looked ahead: what comes between two of them is a tenth of what was reckoned with."""
+"""Looks within the objective for first tokens: what comes between two of them is at most a tenth of what was reckoned
+with."""
 
 
 class FillWatch:
@@ -54,7 +55,7 @@ class FillWatch:
             assert pace is not None
             filled_before = group.foreseen is None or group.foreseen.fits
             ahead_s = self._decide(group, pace)
-            self._due_ns[group_id] = now_ns + round(ahead_s / LOOKS_AHEAD * NANOSECONDS)
+            self._due_ns[group_id] = now_ns + round((pace.objectives().ttft_s or 0.0) / LOOKS_AHEAD * NANOSECONDS)
             if group.foreseen is not None and group.foreseen.fits is not filled_before:
                 kind = "filling_stops" if filled_before else "filling_goes_on"
                 fields = {"group": group_id, "ahead_s": ahead_s} | group.foreseen.as_fields()
@@ -62,18 +63,20 @@ class FillWatch:
         return records
 
     def _decide(self, group: Group, pace: Pace) -> float:
-        """Note what is foreseen of a group; the seconds that were looked ahead. 0.0 where objectives are not known:
+        """Note what is foreseen of a group; the seconds that it was foreseen for. 0.0 where objectives are not known:
         then nothing is filled, and nothing foreseen."""
         goals = pace.objectives()
         turn_s = filler_s(goals, lambda: None)  # as long as a filled step may ever take: requests stay for longest
         if goals.ttft_s is None or not turn_s:
             group.foreseen = None
             return 0.0
-        load = self._outlook.load([group])
-        growth = most_growth_tokens(load, turn_s, goals.ttft_s)
+        load, ahead_s = self._outlook.load([group]), goals.ttft_s
+        growth = most_growth_tokens(load, turn_s, ahead_s)
         if self._state.params.packing is None:
             pace_s = filled_decode_s(group, pace, goals)
-            growth = max(growth, most_growth_tokens(load, pace_s, stay_s(load.arrivals, pace_s), NEARLY_ALWAYS))
+            lasting_s = stay_s(load.arrivals, pace_s)
+            lasting = most_growth_tokens(load, pace_s, lasting_s, NEARLY_ALWAYS)
+            growth, ahead_s = max((growth, ahead_s), (lasting, lasting_s))
         growth_blocks = int(growth / group.limits.block_size) + group.blocks.watermark
         group.foreseen = held_by_online(group, growth_blocks)
-        return goals.ttft_s
+        return ahead_s
